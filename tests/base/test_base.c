@@ -1,0 +1,98 @@
+/* base: half floats against exact arithmetic, the thread pool under load, file maps. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "base/half.h"
+#include "base/mapfile.h"
+#include "base/threads.h"
+
+static void f16_round_trip_is_exact(void **state) {
+    (void)state;
+    for (uint32_t h = 0; h < 65536; h++) {
+        float x = ath_f16_to_f32((uint16_t)h);
+        if (isnan(x)) {
+            assert_true(isnan(ath_f16_to_f32(ath_f32_to_f16(x))));
+            continue;
+        }
+        assert_int_equal(ath_f32_to_f16(x), h);
+    }
+}
+
+/* The nearest f16 of any x lies between two neighbours; check the choice, ties to even, in double. */
+static void f16_rounds_to_nearest_even(void **state) {
+    (void)state;
+    for (uint32_t h = 0; h < 0x7bff; h++) {
+        double a = ath_f16_to_f32((uint16_t)h), b = ath_f16_to_f32((uint16_t)(h + 1)), middle = (a + b) / 2;
+        float below = nextafterf((float)middle, 0), above = nextafterf((float)middle, INFINITY);
+        assert_int_equal(ath_f32_to_f16((float)middle), (h & 1) ? h + 1 : h);
+        assert_int_equal(ath_f32_to_f16(below), h);
+        assert_int_equal(ath_f32_to_f16(above), h + 1);
+    }
+    assert_int_equal(ath_f32_to_f16(65519.996f), 0x7bff);
+    assert_int_equal(ath_f32_to_f16(65520.0f), 0x7c00);
+    assert_int_equal(ath_f32_to_f16(-INFINITY), 0xfc00);
+}
+
+static void bf16_rounds_to_nearest_even(void **state) {
+    (void)state;
+    assert_int_equal(ath_f32_to_bf16(1.0f), 0x3f80);
+    assert_int_equal(ath_f32_to_bf16(ath_f32_from_bits(0x3f808000)), 0x3f80);
+    assert_int_equal(ath_f32_to_bf16(ath_f32_from_bits(0x3f818000)), 0x3f82);
+    assert_int_equal(ath_f32_to_bf16(ath_f32_from_bits(0x3f808001)), 0x3f81);
+    assert_true(isnan(ath_bf16_to_f32(ath_f32_to_bf16(NAN))));
+}
+
+struct count {
+    _Atomic int64_t sum;
+    _Atomic int runs[64];
+};
+
+static void add_task(void *arg, int64_t task, int thread) {
+    struct count *count = arg;
+    assert_in_range(thread, 0, 3);
+    atomic_fetch_add(&count->sum, task);
+    if (task < 64) atomic_fetch_add(&count->runs[task], 1);
+}
+
+static void threads_run_every_task_once(void **state) {
+    (void)state;
+    ath_threads *pool;
+    assert_int_equal(ath_threads_create(&pool, 4, NULL), ATH_OK);
+    for (int round = 0; round < 3000; round++) {
+        struct count count = {0};
+        int64_t n = round % 97;
+        ath_threads_run(pool, add_task, &count, n);
+        assert_int_equal(count.sum, n * (n - 1) / 2);
+        for (int i = 0; i < 64; i++) assert_int_equal(count.runs[i], i < n);
+        if (round % 500 == 0) usleep(20000); /* let the workers fall asleep */
+    }
+    ath_threads_free(pool);
+    ath_error err;
+    assert_int_equal(ath_threads_create(&pool, 0, &err), ATH_ERR_ARGUMENT);
+}
+
+static void mapfile_names_the_path(void **state) {
+    (void)state;
+    ath_mapfile map;
+    ath_error err;
+    assert_int_equal(ath_mapfile_open(&map, "/nonexistent/x.gguf", &err), ATH_ERR_IO);
+    assert_non_null(strstr(err.message, "/nonexistent/x.gguf"));
+    assert_int_equal(ath_mapfile_open(&map, "/", &err), ATH_ERR_IO);
+    ath_mapfile_close(&map);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(f16_round_trip_is_exact),      cmocka_unit_test(f16_rounds_to_nearest_even),
+        cmocka_unit_test(bf16_rounds_to_nearest_even),  cmocka_unit_test(threads_run_every_task_once),
+        cmocka_unit_test(mapfile_names_the_path),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
