@@ -1,0 +1,95 @@
+/* The device: the table of operations that models are written in, and the CPU's implementation of it.
+ *
+ * Everything that is data-parallel happens inside an op; an op knows nothing of models. Every row is computed by itself
+ * in a fixed order: its bits depend neither on the number of threads nor on which other rows are in the batch.
+ * Activations are float32, row-major, in host memory. Ops never fail: sizes were checked when the model was loaded. */
+#ifndef ATH_DEVICE_H
+#define ATH_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/threads.h"
+#include "codec/tensor_type.h"
+#include "device/attention.h"
+
+typedef struct ath_device ath_device;
+
+/* A weight matrix of n_out rows of n_in values (a GGUF tensor [n_in, n_out]), or n_experts of them.
+ * Filled by ath_device_weight_init. */
+typedef struct ath_weight {
+    ath_tensor_type type;
+    int64_t n_in, n_out, n_experts;
+    const uint8_t *data;  /* file layout, borrowed from the map */
+    size_t row_bytes;
+    uint8_t *panels;      /* repacked copy, or NULL: data is used directly */
+    size_t panel_bytes;   /* of the whole copy */
+} ath_weight;
+
+typedef struct ath_device_params {
+    int n_threads;       /* decode; >= 1 */
+    int n_threads_batch; /* prefill; >= 1 */
+    uint32_t cpu_mask;   /* CPU flags that may be used; ~0u: all */
+    int64_t max_rows;    /* largest batch: sizes scratch */
+} ath_device_params;
+
+typedef struct ath_rope {   /* rotary embedding, prepared once per (model, kind of layer) */
+    int n_rot;              /* rotated channels of a head, even */
+    bool neox;              /* pairs (i, i + n_rot/2); else (2i, 2i+1) */
+    const double *inv_freq; /* [n_rot/2] radians per position, all scalings applied */
+    float magnitude;        /* on cos and sin */
+} ath_rope;
+
+/* ---- life */
+ath_status ath_device_cpu_create(ath_device **out, const ath_device_params *params, ath_error *err);
+void ath_device_free(ath_device *dev);
+const char *ath_device_describe(const ath_device *dev); /* "CPU, avx512 vnni vbmi, 2 threads" */
+void ath_device_use_threads(ath_device *dev, bool prefill); /* chooses n_threads or n_threads_batch */
+
+/* ---- weights. repack: copy into the layout of the fastest kernel where that pays (types without such a layout stay). */
+ath_status ath_device_weight_init(ath_device *dev, ath_weight *w, ath_tensor_type type, const void *data, int64_t n_in,
+                                  int64_t n_out, int64_t n_experts, bool repack, ath_error *err);
+void ath_device_weight_free(ath_weight *w);
+const char *ath_device_weight_kernel(const ath_device *dev, const ath_weight *w); /* "q4_k x int8, avx512vnni" */
+
+/* ---- ops */
+/* out[i] (n_w matrices of the same n_in, each [rows][n_out]) = x . w[i]^T; x [rows][n_in] is quantised once for all.
+ * The bits of a row depend on that row and the weights only. */
+void ath_op_matmul(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w, const float *x, int64_t rows);
+/* Mixture of experts: for each row r and slot s < n_used: out[(r*n_used + s)*n_out ...] = x_rs . w[expert[r*n_used+s]]^T
+ * where x_rs = x + (r * x_slots + (x_slots > 1 ? s : 0)) * n_in; x_slots is 1 (shared input) or n_used. */
+void ath_op_matmul_experts(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w, const float *x,
+                           int x_slots, const int32_t *expert, int n_used, int64_t rows);
+/* out[rows][n_in] = rows ids[] of w, decoded, times scale. ids were checked by the caller. */
+void ath_op_embed(ath_device *dev, const ath_weight *w, const int32_t *ids, float scale, float *out, int64_t rows);
+/* y = x / sqrt(mean(x^2) + eps) * weight over each of rows*groups vectors of n; weight [n] or NULL. x may be y. */
+void ath_op_rms_norm(ath_device *dev, const float *x, const float *weight, float eps, float *y, int64_t n, int64_t groups,
+                     int64_t rows);
+/* x[rows][n] += bias[n] */
+void ath_op_add_bias(ath_device *dev, float *x, const float *bias, int64_t n, int64_t rows);
+/* x += y, n values in all */
+void ath_op_add(ath_device *dev, float *x, const float *y, int64_t n);
+/* Rotates x[rows][n_heads][head_dim] in place, position pos[row]. Angles in double. */
+void ath_op_rope(ath_device *dev, const ath_rope *rope, float *x, const int64_t *pos, int n_heads, int head_dim, int64_t rows);
+typedef enum ath_act { ATH_ACT_SILU, ATH_ACT_GELU_TANH } ath_act;
+/* gate = act(gate) * up, n values in all */
+void ath_op_gate(ath_device *dev, ath_act act, float *gate, const float *up, int64_t n);
+/* Router: logits [rows][n_experts] -> the n_used largest by softmax probability (ties: lower index), weights renormalised
+ * to sum 1 if renormalise (sum clamped at 6.1035e-5), times scale. */
+void ath_op_route(ath_device *dev, const float *logits, int n_experts, int n_used, bool renormalise, float scale,
+                  int32_t *expert, float *weight, int64_t rows);
+/* y[row] = sum over slots, in slot order, of weight[row][s] * x[row][s][:]; y is overwritten. */
+void ath_op_mix_experts(ath_device *dev, const float *x, const float *weight, int n_used, float *y, int64_t n, int64_t rows);
+void ath_op_attend(ath_device *dev, const ath_attn_args *args);
+
+typedef struct ath_encode_job { /* one side of one kv head of a full page */
+    const ath_kv_layout *layout;
+    const uint16_t *tile; /* f16, plain shape */
+    uint8_t *out;
+} ath_encode_job;
+void ath_op_encode_pages(ath_device *dev, const ath_encode_job *jobs, int64_t n_jobs);
+/* Runs any loop on the device's threads: for the cache's own copying. */
+void ath_device_parallel(ath_device *dev, ath_task_fn fn, void *arg, int64_t n_tasks);
+
+#endif
