@@ -2,9 +2,7 @@
 #ifndef ATH_BASE_LOG_H
 #define ATH_BASE_LOG_H
 
-typedef enum ath_log_level { ATH_LOG_ERROR = 1, ATH_LOG_WARN = 2, ATH_LOG_INFO = 3, ATH_LOG_DEBUG = 5 } ath_log_level;
-
-typedef void (*ath_log_fn)(void *user, ath_log_level level, const char *line);
+#include "athanor/athanor.h"
 
 typedef struct ath_log {
     ath_log_fn fn; /* NULL: silent */

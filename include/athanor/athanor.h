@@ -1,0 +1,236 @@
+/* Athanor: run GGUF language models with a compressed KV cache.
+ *
+ * Two objects. An *engine* is a loaded model: weights, tokenizer, device; read-only once open. A *session* is a KV
+ * cache over an engine with one or more sequences of tokens that grow by evaluation.
+ *
+ *     ath_engine_params ep = ath_engine_params_default();
+ *     ep.model_path = "model.gguf";
+ *     ath_engine *engine;
+ *     ath_error err;
+ *     if (ath_engine_open(&engine, &ep, &err) != ATH_OK) { puts(err.message); return 1; }
+ *     ath_session_params sp = ath_session_params_default();
+ *     sp.n_ctx = 4096; sp.type_k = sp.type_v = "turbo3";
+ *     ath_session *session;
+ *     ath_session_open(&session, engine, &sp, &err);
+ *     ath_tokenize(engine, "Hello", 5, ATH_TOKENIZE_SPECIAL, &tokens, &n, &err);
+ *     ath_session_append(session, 0, tokens, n, &err);
+ *     const float *logits = ath_session_logits(session, 0);      // of the last token
+ *
+ * Threads: an engine may be shared by any number of sessions, but only one call that evaluates may run on an engine at
+ * a time (they share the device's threads). Errors: athanor_error.h. Strings are UTF-8. Handles are opaque; *_close
+ * takes the address of the handle, accepts NULL, and clears it. */
+#ifndef ATHANOR_H
+#define ATHANOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "athanor/athanor_error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ATHANOR_VERSION "0.1.0"
+
+typedef int32_t ath_token;
+typedef struct ath_engine ath_engine;
+typedef struct ath_session ath_session;
+typedef struct ath_sampler ath_sampler;
+
+/* ---------------------------------------------------------------- logging */
+
+typedef enum ath_log_level { ATH_LOG_ERROR = 1, ATH_LOG_WARN = 2, ATH_LOG_INFO = 3, ATH_LOG_DEBUG = 5 } ath_log_level;
+/* One line, no newline. Called from the thread that called the library. */
+typedef void (*ath_log_fn)(void *user, ath_log_level level, const char *line);
+
+/* ---------------------------------------------------------------- engine */
+
+typedef struct ath_engine_params {
+    const char *model_path;
+    int n_threads;       /* decode; 0: physical cores */
+    int n_threads_batch; /* prefill; 0: n_threads */
+    int n_ubatch;        /* most rows of one pass through the model; default 512 */
+    bool repack;         /* copy weights into the fastest layout at load (default) */
+    bool metadata_only;  /* no weights, no device: for inspection and tokenizing */
+    bool check_tensors;  /* refuse NaN and infinity in weights */
+    uint32_t cpu_mask;   /* CPU features that may be used, ~0u: all (see --cpu-mask) */
+    ath_log_fn log;      /* NULL: silent */
+    void *log_user;
+    /* Rotary overrides; 0 or NULL: the model's. */
+    const char *rope_scaling;    /* "none", "linear", "yarn" */
+    float rope_freq_base, rope_freq_scale, rope_scale;
+    int yarn_orig_ctx;
+    float yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow; /* < 0: the model's */
+} ath_engine_params;
+
+ath_engine_params ath_engine_params_default(void);
+ath_status ath_engine_open(ath_engine **out, const ath_engine_params *params, ath_error *err);
+void ath_engine_close(ath_engine **engine);
+
+typedef struct ath_layer_info {
+    int n_heads, n_kv_heads;
+    int head_dim_k, head_dim_v;
+    int64_t window; /* sliding window in tokens, own included; 0: full attention */
+} ath_layer_info;
+
+typedef struct ath_engine_info {
+    const char *path, *name, *arch, *file_type, *tokenizer, *pre_tokenizer; /* never NULL; "" if the file has none */
+    const char *device;       /* "CPU, avx512 vnni vbmi, 2 threads"; "" if metadata_only */
+    const char *matmul_kernel; /* of the type that holds most weights */
+    uint32_t gguf_version;
+    int n_parts;              /* files */
+    int n_threads, n_threads_batch, n_ubatch;
+    int64_t n_vocab, n_ctx_train, n_embd, n_ff;
+    int n_layers, n_heads, n_kv_heads;
+    uint64_t n_params;
+    size_t file_bytes;        /* all parts */
+    size_t weight_bytes;      /* resident: repacked copies, and what stays mapped */
+    double load_ms;
+} ath_engine_info;
+
+/* Strings live as long as the engine. */
+void ath_engine_get_info(const ath_engine *engine, ath_engine_info *info);
+ath_layer_info ath_engine_layer(const ath_engine *engine, int layer);
+/* Names of the architectures this build runs, space separated. */
+const char *ath_known_architectures(void);
+
+/* Metadata and tensors as text, for inspection. i in [0, count). Returns the bytes that the whole text needs; buf
+ * gets at most cap - 1 of them and a NUL. */
+int64_t ath_engine_n_metadata(const ath_engine *engine);
+size_t ath_engine_metadata_key(const ath_engine *engine, int64_t i, char *buf, size_t cap);
+size_t ath_engine_metadata_value(const ath_engine *engine, int64_t i, char *buf, size_t cap);
+typedef struct ath_tensor_info {
+    char name[64];
+    const char *type;
+    int n_dims;
+    int64_t ne[4];
+    size_t bytes;
+} ath_tensor_info;
+int64_t ath_engine_n_tensors(const ath_engine *engine);
+void ath_engine_tensor(const ath_engine *engine, int64_t i, ath_tensor_info *info);
+
+/* ---------------------------------------------------------------- tokens */
+
+enum { ATH_TOKENIZE_SPECIAL = 1 /* add BOS/EOS as the model says */, ATH_TOKENIZE_PARSE = 2 /* read special tokens */ };
+
+/* *tokens is malloc'd, the caller frees it. Any bytes are text; broken UTF-8 becomes byte tokens. Thread-safe. */
+ath_status ath_tokenize(const ath_engine *engine, const char *text, size_t size, unsigned flags, ath_token **tokens,
+                        size_t *n, ath_error *err);
+/* Bytes of one token (control tokens are empty unless special). Returns the size needed. Thread-safe. */
+size_t ath_token_piece(const ath_engine *engine, ath_token token, bool special, char *buf, size_t cap);
+bool ath_token_is_eog(const ath_engine *engine, ath_token token);
+/* -1 if the model has none. */
+ath_token ath_token_bos(const ath_engine *engine);
+ath_token ath_token_eos(const ath_engine *engine);
+bool ath_engine_adds_bos(const ath_engine *engine);
+
+/* ---------------------------------------------------------------- cache types */
+
+/* Name of cache type i, NULL past the last one. */
+const char *ath_cache_type_name(int i);
+
+typedef struct ath_cache_plan {
+    char type_k[32], type_v[32];  /* effective; "turbo3" or "turbo3 (5 layers f16)" when layers differ */
+    double bytes_per_token;       /* closed pages, all layers whose cache grows with the context */
+    double bytes_per_token_f16;   /* the same layers in f16 */
+    size_t bytes_pages;           /* one sequence of n tokens */
+    size_t bytes_recent;          /* f16 pages and sinks */
+    size_t bytes_entries;         /* entry points */
+} ath_cache_plan;
+/* What one sequence of n_tokens takes with these types. ATH_ERR_UNSUPPORTED if the model's head size can't hold one:
+ * the message names the head size and the types that fit. Works on metadata_only engines. */
+ath_status ath_engine_plan_cache(const ath_engine *engine, const char *type_k, const char *type_v, int64_t n_tokens,
+                                 ath_cache_plan *plan, ath_error *err);
+
+/* ---------------------------------------------------------------- session */
+
+typedef struct ath_session_params {
+    int64_t n_ctx;         /* tokens per sequence; 0: the model's training context. Rounded up to 256 */
+    int n_seqs;            /* sequences, default 1 */
+    const char *type_k;    /* cache types, default "f16" */
+    const char *type_v;
+    const char *kv_layers; /* per-layer overrides "0-1,-1:k=q8_0;3:v=f16,k=f16"; NULL: none */
+    int entry_every;       /* pages of 128 tokens between automatic entry points; default 32, 0: none */
+    bool swa_full;         /* sliding-window layers keep the whole context */
+} ath_session_params;
+
+ath_session_params ath_session_params_default(void);
+/* Refuses (ATH_ERR_NOMEM, needed and available MiB, largest n_ctx that fits per cache type) a context whose cache
+ * would not fit into memory. */
+ath_status ath_session_open(ath_session **out, ath_engine *engine, const ath_session_params *params, ath_error *err);
+void ath_session_close(ath_session **session);
+
+/* Appends tokens to one sequence and evaluates them in passes of at most n_ubatch rows. On failure the sequence holds
+ * the passes that were done. Afterwards ath_session_logits(session, seq) are those of the last token. */
+ath_status ath_session_append(ath_session *session, int seq, const ath_token *tokens, size_t n, ath_error *err);
+
+/* One pass over rows of several sequences. */
+typedef struct ath_batch_part {
+    int seq;
+    const ath_token *tokens; /* appended after the sequence's present tokens */
+    size_t n;
+} ath_batch_part;
+/* Called with the logits [n_vocab] of row i of part p, in order. */
+typedef void (*ath_logits_fn)(void *user, int part, size_t row, const float *logits);
+typedef struct ath_batch {
+    const ath_batch_part *parts; /* a sequence appears at most once; rows in all <= n_ubatch */
+    int n_parts;
+    ath_logits_fn on_logits; /* NULL: only the last row of each part gets logits */
+    void *user;
+} ath_batch;
+ath_status ath_session_eval(ath_session *session, const ath_batch *batch, ath_error *err);
+
+/* [n_vocab] logits of the sequence's last evaluated row; NULL before the first. Valid until the next evaluation. */
+const float *ath_session_logits(const ath_session *session, int seq);
+
+int64_t ath_session_length(const ath_session *session, int seq);
+int64_t ath_session_n_ctx(const ath_session *session);
+/* Keeps the first n tokens at most: exact within the last 128 tokens; else goes back to the nearest entry point. Returns
+ * the new length: what is missing up to n must be evaluated again, and then gives the same bits as a cold run. */
+int64_t ath_session_truncate(ath_session *session, int seq, int64_t n);
+/* Where truncate(n) would land, without doing it. */
+int64_t ath_session_entry_before(const ath_session *session, int seq, int64_t n);
+/* dst starts as a copy of src's first tokens up to the nearest entry point <= n, sharing pages. Returns its length. */
+int64_t ath_session_fork(ath_session *session, int dst, int src, int64_t n);
+/* Stores an entry point at the last page boundary: call it at the end of a prompt and of a turn. */
+ath_status ath_session_mark_entry(ath_session *session, int seq, ath_error *err);
+void ath_session_clear(ath_session *session, int seq);
+
+typedef struct ath_session_stats {
+    char type_k[32], type_v[32];       /* effective */
+    const char *attention_kernel;      /* "pages of 128, int8 codes, avx512 vbmi" */
+    double bytes_per_token, bytes_per_token_f16;
+    size_t cache_bytes;                /* now: pages, f16 pages and sinks, entry points of all sequences */
+    size_t cache_bytes_at_ctx;         /* the same for one sequence of n_ctx tokens */
+    size_t scratch_bytes;
+    uint64_t k_rows_compressed, k_rows_f16; /* (query, position) pairs read, per form, summed over layers */
+    uint64_t v_rows_compressed, v_rows_f16;
+    uint64_t saturated;                /* values outside +-65504 that were clamped */
+    uint64_t tokens_prefill, tokens_decode; /* evaluated: in passes of several rows, of one row */
+    double prefill_ms, decode_ms;
+} ath_session_stats;
+void ath_session_get_stats(const ath_session *session, ath_session_stats *stats);
+/* Counters of one layer: k compressed, k f16, v compressed, v f16. */
+void ath_session_layer_rows(const ath_session *session, int layer, uint64_t rows[4]);
+
+/* ---------------------------------------------------------------- codec figures */
+
+typedef struct ath_distortion {
+    double bytes_per_value, mse_codebook, mse, snr_db, worst, inner_product_error, sign_flips;
+    int64_t n_vectors;
+    int64_t worst_index;
+} ath_distortion;
+/* Encodes and decodes vectors [n][head_dim] (NULL: n normal ones from seed) in cache type `type` as V is stored, or as
+ * K is (page mean and equalisation) if as_key. MSEs are relative to the variance; inner_product_error is the rms error
+ * of q.x over random q relative to |q||x|; mse_codebook is NaN for types without a codebook. */
+ath_status ath_measure_distortion(const char *type, int head_dim, const float *vectors, int64_t n, uint64_t seed,
+                                  bool as_key, ath_distortion *out, ath_error *err);
+
+/* ---------------------------------------------------------------- sampling: see athanor_sample.h */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

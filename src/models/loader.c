@@ -1,0 +1,324 @@
+/* Loading: keys and tensors of a GGUF into a model, every shape checked against the hyper-parameters. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "models/model.h"
+
+void ath_load_fail(ath_loader *in, ath_status code, const char *format, ...) {
+    if (in->status != ATH_OK) return;
+    char text[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    in->status = ATH_FAIL(in->err, code, "%s: %s", ath_gguf_path(in->gguf), text);
+}
+
+/* ---- keys */
+
+float ath_load_f32(ath_loader *in, const char *key, float fallback) {
+    float value = fallback;
+    if (in->status == ATH_OK) in->status = ath_gguf_get_f32(in->gguf, &value, fallback, in->err, "%s.%s", in->arch, key);
+    return value;
+}
+
+uint32_t ath_load_u32(ath_loader *in, const char *key, uint32_t fallback) {
+    uint32_t value = fallback;
+    if (in->status == ATH_OK) in->status = ath_gguf_get_u32(in->gguf, &value, fallback, in->err, "%s.%s", in->arch, key);
+    return value;
+}
+
+void ath_load_u32_array(ath_loader *in, const char *key, uint32_t *out, int64_t n, uint32_t fallback) {
+    if (in->status == ATH_OK)
+        in->status = ath_gguf_get_u32_array(in->gguf, out, n, fallback, in->err, "%s.%s", in->arch, key);
+}
+
+/* ---- tensors */
+
+static const ath_gguf_tensor *find(ath_loader *in, unsigned flags, const char *format, int il, char name[128]) {
+    snprintf(name, 128, format, il); /* formats are literals of the architecture files */
+    if (in->status != ATH_OK) return NULL;
+    const ath_gguf_tensor *t = ath_gguf_find_tensor(in->gguf, name);
+    if (!t && !(flags & ATH_LOAD_OPTIONAL)) ath_load_fail(in, ATH_ERR_FORMAT, "tensor %s is missing", name);
+    return t;
+}
+
+static void shape_text(char *buf, size_t cap, const ath_gguf_tensor *t) {
+    int at = snprintf(buf, cap, "[%lld", (long long)t->ne[0]);
+    for (int i = 1; i < t->n_dims; i++) at += snprintf(buf + at, cap - (size_t)at, ", %lld", (long long)t->ne[i]);
+    snprintf(buf + at, cap - (size_t)at, "]");
+}
+
+static bool check_shape(ath_loader *in, const ath_gguf_tensor *t, const char *name, int64_t ne0, int64_t ne1, int64_t ne2) {
+    if (t->ne[0] == ne0 && t->ne[1] == ne1 && t->ne[2] == ne2 && t->ne[3] == 1) return true;
+    char shape[128];
+    shape_text(shape, sizeof shape, t);
+    ath_load_fail(in, ATH_ERR_FORMAT, "tensor %s has shape %s, expected [%lld, %lld, %lld]", name, shape, (long long)ne0,
+                  (long long)ne1, (long long)ne2);
+    return false;
+}
+
+static bool check_decodable(ath_loader *in, const ath_gguf_tensor *t, const char *name) {
+    const ath_tensor_type_info *info = ath_tensor_type_get(t->type);
+    if (info->dequantize) return true;
+    ath_load_fail(in, ATH_ERR_UNSUPPORTED, "tensor %s has type %s, which is no weight type", name, info->name);
+    return false;
+}
+
+static bool all_finite(const float *x, int64_t n) {
+    float sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * 0; /* 0 unless a value is NaN or infinite */
+    return sum == 0;
+}
+
+/* --check-tensors: decodes everything once. */
+static void check_finite(ath_loader *in, const ath_gguf_tensor *t, const char *name) {
+    const ath_tensor_type_info *info = ath_tensor_type_get(t->type);
+    enum { CHUNK = 8192 };
+    float buf[CHUNK];
+    int64_t n = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        int64_t take = n - i < CHUNK ? n - i : CHUNK;
+        info->dequantize(t->data + i / info->block_size * info->block_bytes, buf, take);
+        if (!all_finite(buf, take)) {
+            ath_load_fail(in, ATH_ERR_FORMAT, "tensor %s holds NaN or infinity near element %lld", name, (long long)i);
+            return;
+        }
+    }
+}
+
+float *ath_load_vector(ath_loader *in, int64_t n, unsigned flags, const char *format, int il) {
+    char name[128];
+    const ath_gguf_tensor *t = find(in, flags, format, il, name);
+    if (!t || !check_shape(in, t, name, n, 1, 1) || !check_decodable(in, t, name)) return NULL;
+    ath_model *m = in->model;
+    m->n_params += (uint64_t)n;
+    float *x = malloc((size_t)n * sizeof *x);
+    if (!x) {
+        ath_load_fail(in, ATH_ERR_NOMEM, "no memory for tensor %s", name);
+        return NULL;
+    }
+    m->owned[m->n_owned++] = x;
+    ath_tensor_type_get(t->type)->dequantize(t->data, x, n);
+    if (in->params->check_tensors && !all_finite(x, n))
+        ath_load_fail(in, ATH_ERR_FORMAT, "tensor %s holds NaN or infinity", name);
+    m->weight_bytes += (size_t)n * sizeof *x;
+    return x;
+}
+
+/* Rows row0 .. row0 + n_out - 1 of tensor t as a weight. */
+static void init_rows(ath_loader *in, ath_weight *w, const ath_gguf_tensor *t, int64_t row0, int64_t n_out,
+                      int64_t n_experts, bool repack) {
+    ath_model *m = in->model;
+    *w = (ath_weight){.type = t->type, .n_in = t->ne[0], .n_out = n_out, .n_experts = n_experts};
+    w->row_bytes = ath_tensor_type_row_bytes(t->type, t->ne[0]);
+    w->data = t->data + (size_t)row0 * w->row_bytes;
+    if (!in->params->dev || in->status != ATH_OK) return;
+    in->status = ath_device_weight_init(in->params->dev, w, t->type, w->data, t->ne[0], n_out, n_experts,
+                                        repack && in->params->repack, in->err);
+    m->weight_bytes += w->panels ? w->panel_bytes : (size_t)(n_out * n_experts) * w->row_bytes;
+    if (w->panels) ath_gguf_release_tensor(in->gguf, t);
+}
+
+void ath_load_matrix(ath_loader *in, ath_weight *w, int64_t n_in, int64_t n_out, int64_t n_experts, unsigned flags,
+                     const char *format, int il) {
+    char name[128];
+    const ath_gguf_tensor *t = find(in, flags, format, il, name);
+    if (!t || !check_shape(in, t, name, n_in, n_out, n_experts) || !check_decodable(in, t, name)) return;
+    in->model->n_params += (uint64_t)(n_in * n_out * n_experts);
+    if (in->params->check_tensors) check_finite(in, t, name);
+    init_rows(in, w, t, 0, n_out, n_experts, true);
+}
+
+/* ---- the usual groups */
+
+static void load_fused_qkv(ath_loader *in, ath_layer *l, const ath_gguf_tensor *t, const char *name, int64_t n_q,
+                           int64_t n_k, int64_t n_v) {
+    if (!check_shape(in, t, name, in->model->n_embd, n_q + n_k + n_v, 1) || !check_decodable(in, t, name)) return;
+    in->model->n_params += (uint64_t)(t->ne[0] * t->ne[1]);
+    init_rows(in, &l->wq, t, 0, n_q, 1, true);
+    init_rows(in, &l->wk, t, n_q, n_k, 1, true);
+    init_rows(in, &l->wv, t, n_q + n_k, n_v, 1, true);
+}
+
+void ath_load_attention(ath_loader *in, ath_layer *l, int il) {
+    int64_t n_embd = in->model->n_embd;
+    int64_t n_q = (int64_t)l->n_heads * l->head_dim_k;
+    int64_t n_k = (int64_t)l->n_kv_heads * l->head_dim_k, n_v = (int64_t)l->n_kv_heads * l->head_dim_v;
+    char name[128];
+    const ath_gguf_tensor *fused = find(in, ATH_LOAD_OPTIONAL, "blk.%d.attn_qkv.weight", il, name);
+    if (fused) {
+        load_fused_qkv(in, l, fused, name, n_q, n_k, n_v);
+        float *bias = ath_load_vector(in, n_q + n_k + n_v, ATH_LOAD_OPTIONAL, "blk.%d.attn_qkv.bias", il);
+        if (bias) l->bq = bias, l->bk = bias + n_q, l->bv = bias + n_q + n_k;
+    } else {
+        ath_load_matrix(in, &l->wq, n_embd, n_q, 1, 0, "blk.%d.attn_q.weight", il);
+        ath_load_matrix(in, &l->wk, n_embd, n_k, 1, 0, "blk.%d.attn_k.weight", il);
+        ath_load_matrix(in, &l->wv, n_embd, n_v, 1, 0, "blk.%d.attn_v.weight", il);
+        l->bq = ath_load_vector(in, n_q, ATH_LOAD_OPTIONAL, "blk.%d.attn_q.bias", il);
+        l->bk = ath_load_vector(in, n_k, ATH_LOAD_OPTIONAL, "blk.%d.attn_k.bias", il);
+        l->bv = ath_load_vector(in, n_v, ATH_LOAD_OPTIONAL, "blk.%d.attn_v.bias", il);
+    }
+    ath_load_matrix(in, &l->wo, (int64_t)l->n_heads * l->head_dim_v, n_embd, 1, 0, "blk.%d.attn_output.weight", il);
+    l->bo = ath_load_vector(in, n_embd, ATH_LOAD_OPTIONAL, "blk.%d.attn_output.bias", il);
+}
+
+void ath_load_ffn(ath_loader *in, ath_layer *l, int il) {
+    int64_t n_embd = in->model->n_embd, n_ff = in->model->n_ff;
+    ath_load_matrix(in, &l->gate, n_embd, n_ff, 1, 0, "blk.%d.ffn_gate.weight", il);
+    ath_load_matrix(in, &l->up, n_embd, n_ff, 1, 0, "blk.%d.ffn_up.weight", il);
+    ath_load_matrix(in, &l->down, n_ff, n_embd, 1, 0, "blk.%d.ffn_down.weight", il);
+    l->b_gate = ath_load_vector(in, n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate.bias", il);
+    l->b_up = ath_load_vector(in, n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up.bias", il);
+    l->b_down = ath_load_vector(in, n_embd, ATH_LOAD_OPTIONAL, "blk.%d.ffn_down.bias", il);
+}
+
+void ath_load_experts(ath_loader *in, ath_layer *l, int il) {
+    const ath_model *m = in->model;
+    ath_load_matrix(in, &l->router, m->n_embd, m->n_experts, 1, 0, "blk.%d.ffn_gate_inp.weight", il);
+    ath_load_matrix(in, &l->gate, m->n_embd, m->n_ff, m->n_experts, 0, "blk.%d.ffn_gate_exps.weight", il);
+    ath_load_matrix(in, &l->up, m->n_embd, m->n_ff, m->n_experts, 0, "blk.%d.ffn_up_exps.weight", il);
+    ath_load_matrix(in, &l->down, m->n_ff, m->n_embd, m->n_experts, 0, "blk.%d.ffn_down_exps.weight", il);
+}
+
+/* ---- hyper-parameters that every decoder has */
+
+static void load_dimensions(ath_loader *in) {
+    ath_model *m = in->model;
+    m->n_layers = (int)ath_load_u32(in, "block_count", 0);
+    m->n_embd = ath_load_u32(in, "embedding_length", 0);
+    m->n_ctx_train = ath_load_u32(in, "context_length", 0);
+    m->norm_eps = ath_load_f32(in, "attention.layer_norm_rms_epsilon", 0);
+    m->n_experts = (int)ath_load_u32(in, "expert_count", 0);
+    m->n_experts_used = (int)ath_load_u32(in, "expert_used_count", 0);
+    m->embd_scale = 1;
+    if (in->status != ATH_OK) return;
+    if (m->n_layers < 1 || m->n_layers > 4096)
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.block_count is missing or out of range (%d)", in->arch, m->n_layers);
+    if (m->n_embd < 1 || m->n_embd > 1 << 20)
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.embedding_length is missing or out of range", in->arch);
+    if (m->n_ctx_train < 1)
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.context_length is missing or zero", in->arch);
+    if (!(m->norm_eps > 0 && m->norm_eps < 1))
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.attention.layer_norm_rms_epsilon is missing or out of range", in->arch);
+    if (m->n_experts < 0 || m->n_experts > 4096 || m->n_experts_used > m->n_experts ||
+        (m->n_experts && m->n_experts_used < 1))
+        ath_load_fail(in, ATH_ERR_FORMAT, "keys %s.expert_count %d and expert_used_count %d make no sense", in->arch,
+                      m->n_experts, m->n_experts_used);
+}
+
+static void check_heads(ath_loader *in, const ath_layer *l, int il) {
+    if (l->n_heads < 1 || l->n_heads > 4096 || l->n_kv_heads < 1 || l->n_heads % l->n_kv_heads)
+        ath_load_fail(in, ATH_ERR_FORMAT, "layer %d has %d heads and %d kv heads: not a multiple", il, l->n_heads,
+                      l->n_kv_heads);
+    if (l->head_dim_k < 1 || l->head_dim_k > ATH_MAX_HEAD_DIM || l->head_dim_v < 1 || l->head_dim_v > ATH_MAX_HEAD_DIM)
+        ath_load_fail(in, ATH_ERR_UNSUPPORTED, "layer %d has head sizes %d (K) and %d (V): 1 to %d are possible", il,
+                      l->head_dim_k, l->head_dim_v, ATH_MAX_HEAD_DIM);
+}
+
+static void load_heads(ath_loader *in) {
+    ath_model *m = in->model;
+    int64_t n = m->n_layers;
+    uint32_t *heads = malloc(3 * (size_t)n * sizeof *heads), *kv_heads = heads + n, *ff = heads + 2 * n;
+    m->layers = calloc((size_t)n, sizeof *m->layers);
+    m->owned = calloc((size_t)n * 24 + 64, sizeof *m->owned);
+    if (!heads || !m->layers || !m->owned) {
+        free(heads);
+        ath_load_fail(in, ATH_ERR_NOMEM, "no memory for %d layers", m->n_layers);
+        return;
+    }
+    ath_load_u32_array(in, "attention.head_count", heads, n, 0);
+    ath_load_u32_array(in, "attention.head_count_kv", kv_heads, n, 0);
+    ath_load_u32_array(in, "feed_forward_length", ff, n, 0);
+    for (int il = 0; il < n && in->status == ATH_OK; il++) {
+        ath_layer *l = &m->layers[il];
+        l->n_heads = (int)heads[il];
+        l->n_kv_heads = kv_heads[il] ? (int)kv_heads[il] : l->n_heads;
+        uint32_t dim = l->n_heads > 0 ? (uint32_t)(m->n_embd / l->n_heads) : 0;
+        l->head_dim_k = (int)ath_load_u32(in, "attention.key_length", dim);
+        l->head_dim_v = (int)ath_load_u32(in, "attention.value_length", dim);
+        check_heads(in, l, il);
+    }
+    m->n_ff = m->n_experts ? ath_load_u32(in, "expert_feed_forward_length", ff[0]) : ff[0];
+    for (int il = 0; il < n; il++)
+        if (ff[il] != ff[0]) ath_load_fail(in, ATH_ERR_UNSUPPORTED, "layers differ in feed_forward_length");
+    if (m->n_ff < 1 || m->n_ff > 1 << 24)
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.feed_forward_length is missing or out of range", in->arch);
+    free(heads);
+}
+
+/* Token embeddings, final norm, output matrix (the embeddings again when the file has none). */
+static void load_ends(ath_loader *in) {
+    ath_model *m = in->model;
+    char name[128];
+    const ath_gguf_tensor *embd = find(in, 0, "token_embd.weight", 0, name);
+    if (!embd || !check_decodable(in, embd, name)) return;
+    m->n_vocab = embd->ne[1];
+    if (!check_shape(in, embd, name, m->n_embd, m->n_vocab, 1)) return;
+    if (m->n_vocab < 1 || m->n_vocab > 1 << 24) {
+        ath_load_fail(in, ATH_ERR_FORMAT, "tensor %s has no rows, or too many", name);
+        return;
+    }
+    m->n_params += (uint64_t)(m->n_embd * m->n_vocab);
+    const ath_gguf_tensor *output = find(in, ATH_LOAD_OPTIONAL, "output.weight", 0, name);
+    if (output)
+        ath_load_matrix(in, &m->output, m->n_embd, m->n_vocab, 1, 0, "output.weight", 0);
+    else
+        init_rows(in, &m->output, embd, 0, m->n_vocab, 1, true);
+    /* Only the rows of tokens that occur are ever read from the map: not counted as resident. */
+    size_t counted = m->weight_bytes;
+    init_rows(in, &m->embd, embd, 0, m->n_vocab, 1, false);
+    m->weight_bytes = counted;
+    m->output_norm = ath_load_vector(in, m->n_embd, 0, "output_norm.weight", 0);
+}
+
+static void load_all(ath_loader *in) {
+    ath_model *m = in->model;
+    load_dimensions(in);
+    if (in->status == ATH_OK) load_heads(in);
+    if (in->status == ATH_OK) load_ends(in);
+    if (in->status == ATH_OK) m->arch->load(in, m);
+}
+
+ath_status ath_model_load(ath_model **out, const ath_gguf *gguf, const ath_model_params *params, ath_error *err) {
+    *out = NULL;
+    ath_str arch;
+    ATH_TRY(ath_gguf_get_str(gguf, &arch, err, "general.architecture"));
+    if (!arch.data)
+        return ATH_FAIL(err, ATH_ERR_FORMAT, "%s: key general.architecture is missing", ath_gguf_path(gguf));
+    const ath_arch *found = ath_arch_find(arch);
+    if (!found)
+        return ATH_FAIL(err, ATH_ERR_UNSUPPORTED, "%s: architecture \"%.*s\" is not known; known: %s",
+                        ath_gguf_path(gguf), (int)(arch.size < 64 ? arch.size : 64), arch.data, ath_arch_names());
+    ath_model *m = calloc(1, sizeof *m);
+    if (!m) return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for a model");
+    m->arch = found;
+    m->gguf = gguf;
+    m->dev = params->dev;
+    ath_loader in = {.gguf = gguf, .params = params, .model = m, .arch = found->name, .err = err};
+    load_all(&in);
+    if (in.status != ATH_OK) {
+        ath_model_free(m);
+        return in.status;
+    }
+    *out = m;
+    return ATH_OK;
+}
+
+void ath_model_free(ath_model *m) {
+    if (!m) return;
+    for (int il = 0; m->layers && il < m->n_layers; il++) {
+        ath_layer *l = &m->layers[il];
+        ath_weight *weights[] = {&l->wq, &l->wk, &l->wv, &l->wo, &l->gate, &l->up, &l->down, &l->router};
+        for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) ath_device_weight_free(weights[i]);
+    }
+    ath_device_weight_free(&m->embd);
+    ath_device_weight_free(&m->output);
+    for (size_t i = 0; i < m->n_owned; i++) free(m->owned[i]);
+    free(m->owned);
+    free(m->layers);
+    free(m);
+}

@@ -1,0 +1,139 @@
+/* Rotary embedding frequencies: base, linear scaling, YaRN (Peng et al. 2023, arXiv 2309.00071), and the per-pair
+ * divisors that Llama 3.1 files carry. All in double: at position 2000 a float angle is off by 1e-4. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "models/model.h"
+
+typedef struct scaling {
+    bool yarn;
+    double base, freq_scale; /* freq_scale = 1/factor */
+    double orig_ctx, ext_factor, attn_factor, beta_fast, beta_slow;
+} scaling;
+
+/* Pair index (fractional) whose wavelength makes `turns` rotations over the original context. */
+static double yarn_pair(double turns, int n_rot, double base, double orig_ctx) {
+    return n_rot * log(orig_ctx / (turns * 2 * 3.14159265358979323846)) / (2 * log(base));
+}
+
+static void fill_frequencies(double *inv_freq, int n_rot, const scaling *s, const float *divisors) {
+    double low = 0, high = 0;
+    if (s->yarn) {
+        low = fmax(0, floor(yarn_pair(s->beta_fast, n_rot, s->base, s->orig_ctx)));
+        high = fmin(n_rot - 1, ceil(yarn_pair(s->beta_slow, n_rot, s->base, s->orig_ctx)));
+    }
+    for (int i = 0; i < n_rot / 2; i++) {
+        double f = pow(s->base, -2.0 * i / n_rot);
+        if (divisors) f /= divisors[i];
+        double interpolated = f * s->freq_scale;
+        if (s->yarn) {
+            double ramp = fmin(1, fmax(0, (i - low) / fmax(0.001, high - low)));
+            double keep = (1 - ramp) * s->ext_factor;
+            interpolated = interpolated * (1 - keep) + f * keep;
+        }
+        inv_freq[i] = interpolated;
+    }
+}
+
+static bool is(ath_str s, const char *text) { return s.size == strlen(text) && !memcmp(s.data, text, s.size); }
+
+static float chosen(float override, float model) { return override >= 0 ? override : model; }
+
+/* The kind of scaling, by flag or by key; absent means linear, with a factor that is 1 unless set. */
+static void read_scaling_type(ath_loader *in, scaling *s, bool *none) {
+    ath_str type;
+    if (ath_gguf_get_str(in->gguf, &type, in->err, "%s.rope.scaling.type", in->arch) != ATH_OK) {
+        in->status = ATH_ERR_FORMAT;
+        return;
+    }
+    const char *flag = in->params->rope.scaling;
+    if (flag) type = (ath_str){flag, strlen(flag)};
+    s->yarn = is(type, "yarn");
+    *none = is(type, "none");
+    if (type.size && !s->yarn && !*none && !is(type, "linear"))
+        ath_load_fail(in, ATH_ERR_UNSUPPORTED, "rope scaling \"%.*s\" is not one of: none, linear, yarn",
+                      (int)type.size, type.data);
+}
+
+static void read_scaling(ath_loader *in, scaling *s) {
+    const ath_rope_overrides *o = &in->params->rope;
+    bool none = false;
+    *s = (scaling){.freq_scale = 1};
+    read_scaling_type(in, s, &none);
+    s->base = o->freq_base > 0 ? o->freq_base : ath_load_f32(in, "rope.freq_base", 10000);
+    float factor = ath_load_f32(in, "rope.scaling.factor", ath_load_f32(in, "rope.scale_linear", 0));
+    if (o->scale > 0) factor = o->scale;
+    if (o->freq_scale > 0) factor = 1 / o->freq_scale;
+    if (none) factor = 1;
+    if (factor > 0) s->freq_scale = 1 / (double)factor;
+    s->orig_ctx = o->yarn_orig_ctx > 0
+                      ? (double)o->yarn_orig_ctx
+                      : (double)ath_load_u32(in, "rope.scaling.original_context_length", (uint32_t)in->model->n_ctx_train);
+    s->ext_factor = chosen(o->yarn_ext_factor, ath_load_f32(in, "rope.scaling.yarn_ext_factor", 1));
+    s->attn_factor = ath_load_f32(in, "rope.scaling.attn_factor", 1);
+    s->attn_factor *= chosen(o->yarn_attn_factor, ath_load_f32(in, "rope.scaling.yarn_attn_factor", 1));
+    s->beta_fast = chosen(o->yarn_beta_fast, ath_load_f32(in, "rope.scaling.yarn_beta_fast", 32));
+    s->beta_slow = chosen(o->yarn_beta_slow, ath_load_f32(in, "rope.scaling.yarn_beta_slow", 1));
+    if (in->status == ATH_OK && !(s->base > 1 && isfinite(s->base) && s->orig_ctx >= 1 && isfinite(s->freq_scale)))
+        ath_load_fail(in, ATH_ERR_FORMAT, "rope: base %g, original context %g, scale %g make no sense", s->base,
+                      s->orig_ctx, s->freq_scale);
+}
+
+static double *own_frequencies(ath_loader *in, int n_rot) {
+    ath_model *m = in->model;
+    double *f = calloc((size_t)n_rot / 2 + 1, sizeof *f);
+    if (!f) ath_load_fail(in, ATH_ERR_NOMEM, "no memory for rotary tables");
+    m->owned[m->n_owned++] = f;
+    return f;
+}
+
+static void fill_rope(ath_loader *in, ath_rope *rope, const scaling *s, int n_rot, bool neox, const float *divisors) {
+    double *f = own_frequencies(in, n_rot);
+    if (!f) return;
+    fill_frequencies(f, n_rot, s, divisors);
+    *rope = (ath_rope){.n_rot = n_rot, .neox = neox, .inv_freq = f, .magnitude = (float)s->attn_factor};
+    if (s->yarn && s->freq_scale < 1) rope->magnitude = (float)(s->attn_factor * (1 - 0.1 * log(s->freq_scale)));
+}
+
+void ath_load_rope(ath_loader *in, bool neox) {
+    ath_model *m = in->model;
+    scaling full;
+    read_scaling(in, &full);
+    int head_dim = m->n_layers ? m->layers[0].head_dim_k : 0;
+    uint32_t n_rot = ath_load_u32(in, "rope.dimension_count", (uint32_t)head_dim);
+    if (in->status == ATH_OK && (n_rot % 2 || n_rot > (uint32_t)head_dim || n_rot == 0))
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.rope.dimension_count is %u, but the head size is %d", in->arch, n_rot,
+                      head_dim);
+    if (in->status != ATH_OK) return;
+    float *divisors = ath_load_vector(in, n_rot / 2, ATH_LOAD_OPTIONAL, "rope_freqs.weight", 0);
+    if (in->status != ATH_OK) return;
+    fill_rope(in, &m->rope[0], &full, (int)n_rot, neox, divisors);
+
+    scaling windowed = {.base = ath_load_f32(in, "rope.freq_base_swa", 10000), .freq_scale = 1, .attn_factor = 1};
+    fill_rope(in, &m->rope[1], &windowed, (int)n_rot, neox, NULL);
+    for (int il = 0; il < m->n_layers; il++) m->layers[il].rope = &m->rope[0];
+}
+
+void ath_load_windows(ath_loader *in, uint32_t default_period) {
+    ath_model *m = in->model;
+    uint32_t window = ath_load_u32(in, "attention.sliding_window", 0);
+    const ath_gguf_kv *pattern = NULL;
+    char key[128];
+    snprintf(key, sizeof key, "%s.attention.sliding_window_pattern", in->arch);
+    pattern = ath_gguf_find(in->gguf, key);
+    bool per_layer = pattern && pattern->type == ATH_GGUF_ARRAY;
+    uint32_t period = per_layer ? 0 : ath_load_u32(in, "attention.sliding_window_pattern", default_period);
+    if (per_layer && (pattern->count < (uint64_t)m->n_layers || pattern->strings))
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s has %llu entries for %d layers", key,
+                      (unsigned long long)pattern->count, m->n_layers);
+    if (in->status != ATH_OK || window == 0) return;
+    for (int il = 0; il < m->n_layers; il++) {
+        bool windowed = per_layer ? ath_gguf_item_i64(pattern, (uint64_t)il) != 0
+                                  : period == 0 || (uint32_t)il % period < period - 1;
+        if (!windowed) continue;
+        m->layers[il].window = window;
+        m->layers[il].rope = &m->rope[1];
+    }
+}
