@@ -1,0 +1,23 @@
+/* What the CPU can do, as one word of flags. The caller's mask may take flags away, never add one. */
+#ifndef ATH_KERNELS_CPU_FLAGS_H
+#define ATH_KERNELS_CPU_FLAGS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    ATH_CPU_AVX2 = 1 << 0,        /* with FMA, F16C and BMI2 */
+    ATH_CPU_AVX512 = 1 << 1,      /* F, BW, DQ, VL; implies AVX2 */
+    ATH_CPU_AVX512_VNNI = 1 << 2, /* implies AVX512 */
+    ATH_CPU_AVX512_VBMI = 1 << 3, /* VBMI and VBMI2; implies AVX512 */
+    /* What files named *_avx512.c are compiled for: they may run only if all of these are there. */
+    ATH_CPU_AVX512_ALL = ATH_CPU_AVX2 | ATH_CPU_AVX512 | ATH_CPU_AVX512_VNNI | ATH_CPU_AVX512_VBMI,
+};
+
+/* Flags of this CPU and operating system, limited to mask (~0u: all). Dropping a flag drops those that imply it. */
+uint32_t ath_cpu_flags(uint32_t mask);
+
+/* Writes "avx2 avx512 vnni vbmi", or "plain C" without any flag, cut at size. */
+void ath_cpu_flags_describe(uint32_t flags, char *text, size_t size);
+
+#endif
