@@ -1,6 +1,8 @@
 /* The table of weight types, and names of general.file_type values. */
 #include "codec/tensor_type.h"
 
+#include "codec/dequant.h"
+
 static const ath_tensor_type_info type_table[ATH_TYPE_COUNT] = {
 #define ATH_TENSOR_TYPE(type, size, bytes, decoder) [ATH_TYPE_##type] = {#type, size, bytes, decoder},
 #include "codec/tensor_type.def"
