@@ -12,8 +12,8 @@ enum { BLOCK = 32 }; /* elements of a block of any of these types */
 
 /* The value of largest magnitude, with its sign; the first of equals. */
 static float signed_max(const float *x) {
-    float max = 0;
-    for (int j = 0; j < BLOCK; j++) {
+    float max = x[0];
+    for (int j = 1; j < BLOCK; j++) {
         if (fabsf(x[j]) > fabsf(max)) max = x[j];
     }
     return max;
