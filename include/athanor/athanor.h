@@ -12,13 +12,13 @@
  *     sp.n_ctx = 4096; sp.type_k = sp.type_v = "turbo3";
  *     ath_session *session;
  *     ath_session_open(&session, engine, &sp, &err);
- *     ath_tokenize(engine, "Hello", 5, ATH_TOKENIZE_SPECIAL, &tokens, &n, &err);
+ *     ath_tokenize(engine, "Hello", 5, ATH_TOKENIZE_ADD_SPECIAL, &tokens, &n, &err);
  *     ath_session_append(session, 0, tokens, n, &err);
  *     const float *logits = ath_session_logits(session, 0);      // of the last token
  *
  * Threads: an engine may be shared by any number of sessions, but only one call that evaluates may run on an engine at
  * a time (they share the device's threads). Errors: athanor_error.h. Strings are UTF-8. Handles are opaque; *_close
- * takes the address of the handle, accepts NULL, and clears it. */
+ * takes the address of the handle, accepts NULL, and clears it. Sampling: athanor_sample.h. */
 #ifndef ATHANOR_H
 #define ATHANOR_H
 
@@ -37,7 +37,6 @@ extern "C" {
 typedef int32_t ath_token;
 typedef struct ath_engine ath_engine;
 typedef struct ath_session ath_session;
-typedef struct ath_sampler ath_sampler;
 
 /* ---------------------------------------------------------------- logging */
 
@@ -113,7 +112,10 @@ void ath_engine_tensor(const ath_engine *engine, int64_t i, ath_tensor_info *inf
 
 /* ---------------------------------------------------------------- tokens */
 
-enum { ATH_TOKENIZE_SPECIAL = 1 /* add BOS/EOS as the model says */, ATH_TOKENIZE_PARSE = 2 /* read special tokens */ };
+enum {
+    ATH_TOKENIZE_ADD_SPECIAL = 1,   /* BOS in front and EOS behind, where the model wants them */
+    ATH_TOKENIZE_PARSE_SPECIAL = 2, /* the text of a control token means the token, e.g. "<|im_end|>" */
+};
 
 /* *tokens is malloc'd, the caller frees it. Any bytes are text; broken UTF-8 becomes byte tokens. Thread-safe. */
 ath_status ath_tokenize(const ath_engine *engine, const char *text, size_t size, unsigned flags, ath_token **tokens,
@@ -227,8 +229,6 @@ typedef struct ath_distortion {
  * of q.x over random q relative to |q||x|; mse_codebook is NaN for types without a codebook. */
 ath_status ath_measure_distortion(const char *type, int head_dim, const float *vectors, int64_t n, uint64_t seed,
                                   bool as_key, ath_distortion *out, ath_error *err);
-
-/* ---------------------------------------------------------------- sampling: see athanor_sample.h */
 
 #ifdef __cplusplus
 }

@@ -49,7 +49,13 @@ ath_status ath_kv_plan_init(ath_kv_plan *plan, const ath_kv_params *params, int6
 ath_status ath_kv_create(ath_kv **out, ath_device *dev, const ath_kv_params *params, ath_error *err);
 void ath_kv_free(ath_kv *kv);
 
-/* The types that are stored (a windowed layer of 129 or less: f16). */
+/* What is stored when a layer of this window is wanted in type: windows of 129 or less never leave the two f16 pages
+ * that every query reads, so their encoded types become f16. */
+static inline ath_kv_type ath_kv_stored_type(ath_kv_type type, int64_t window) {
+    return window > 0 && window <= ATH_PAGE_TOKENS + 1 && !ath_kv_type_is_raw(type) ? ATH_KV_F16 : type;
+}
+
+/* The types that are stored (see ath_kv_stored_type). */
 ath_kv_type ath_kv_effective_k(const ath_kv *kv, int layer);
 ath_kv_type ath_kv_effective_v(const ath_kv *kv, int layer);
 

@@ -13,14 +13,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "athanor/athanor.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "gguf/gguf.h"
-
-enum {
-    ATH_TOKENIZE_ADD_SPECIAL = 1,   /* BOS in front and EOS behind, where the model wants them */
-    ATH_TOKENIZE_PARSE_SPECIAL = 2, /* the text of a control token means the token, e.g. "<|im_end|>" */
-};
 
 typedef struct ath_tokenizer ath_tokenizer;
 

@@ -1,0 +1,36 @@
+/* What the files of the engine share; see include/athanor/athanor.h for the contracts. */
+#ifndef ATH_ENGINE_PRIVATE_H
+#define ATH_ENGINE_PRIVATE_H
+
+#include "athanor/athanor.h"
+#include "base/log.h"
+#include "models/model.h"
+#include "tokenizer/tokenizer.h"
+
+struct ath_engine {
+    ath_log log;
+    ath_gguf *gguf;
+    ath_device *device;       /* NULL if metadata_only */
+    ath_model *model;         /* NULL if metadata_only and the file holds no model that is known */
+    ath_error model_error;    /* why model is NULL */
+    ath_tokenizer *tokenizer; /* NULL if the file's vocabulary can't be used */
+    ath_error tokenizer_error;
+    int n_threads, n_threads_batch, n_ubatch;
+    double load_ms;
+    char name[128], arch[64], file_type[64];
+    const char *matmul_kernel;
+};
+
+/* Milliseconds of a clock that never jumps. */
+double ath_now_ms(void);
+
+/* Fills layers[n_layers] with the model's shapes and the wanted types, per-layer overrides applied. */
+ath_status ath_cache_layers(const ath_engine *engine, const char *type_k, const char *type_v, const char *kv_layers,
+                            ath_kv_layer *layers, ath_error *err);
+/* Refuses a cache of n_seqs sequences of n_ctx tokens that would not fit beside `other` bytes. */
+ath_status ath_cache_check_memory(const ath_engine *engine, const ath_kv_params *params, size_t other, ath_error *err);
+/* "turbo3", or "turbo3 + f16 x5" when layers differ. type(user, layer). */
+void ath_cache_describe(char *buf, size_t cap, int n_layers, ath_kv_type (*type)(const void *user, int layer),
+                        const void *user);
+
+#endif
