@@ -81,13 +81,13 @@ def encoder_input():
     magnitude = 10.0 ** rng.uniform(-9, 6, (512, 1))
     offset = magnitude * rng.integers(-2, 3, (512, 1))
     random = rng.standard_normal((512, 32)) * magnitude + offset
-    integers = rng.integers(-127, 128, (64, 32)) / 2  # ties between codes
-    integers[:, 3] = 63.5
+    halves = rng.integers(-254, 255, (64, 32)) / 4  # ties between codes
+    halves[:, 3] = 63.5
     few = rng.integers(-8, 8, (64, 32)) / 2
     few[:32, 7] = -4
     constant = np.repeat([[0.0], [-0.0], [1.0], [-3.0], [1e-8]], 32, axis=1)
     opposite = np.tile([2.5, -2.5], (1, 16))  # the first of two equal magnitudes decides the sign
-    return np.concatenate([random, integers, few, constant, opposite, -opposite]).astype(np.float32)
+    return np.concatenate([random, halves, few, constant, opposite, -opposite]).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
