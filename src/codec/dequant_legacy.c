@@ -29,22 +29,16 @@ void ath_dequantize_q4_1(const void *src, float *dst, int64_t n) {
     }
 }
 
-/* Codes of elements j and j + 16. */
-static inline int low_code5(const uint8_t *qs, uint32_t qh, int j) {
-    return (qs[j] & 15) | (int)((qh >> j) & 1) << 4;
-}
-
-static inline int high_code5(const uint8_t *qs, uint32_t qh, int j) {
-    return qs[j] >> 4 | (int)((qh >> (j + 16)) & 1) << 4;
-}
+/* Bit i of qh, at its place in a code. */
+static inline int fifth_bit(uint32_t qh, int i) { return (int)((qh >> i) & 1) << 4; }
 
 void ath_dequantize_q5_0(const void *src, float *dst, int64_t n) {
     const ath_block_q5_0 *b = src;
     for (int64_t i = 0; i < n; i += ATH_BLOCK_SIZE_Q5_0, b++) {
         float d = ath_f16_to_f32(b->d);
         for (int j = 0; j < 16; j++) {
-            dst[i + j] = d * (float)(low_code5(b->qs, b->qh, j) - 16);
-            dst[i + j + 16] = d * (float)(high_code5(b->qs, b->qh, j) - 16);
+            dst[i + j] = d * (float)(((b->qs[j] & 15) | fifth_bit(b->qh, j)) - 16);
+            dst[i + j + 16] = d * (float)((b->qs[j] >> 4 | fifth_bit(b->qh, j + 16)) - 16);
         }
     }
 }
@@ -54,8 +48,8 @@ void ath_dequantize_q5_1(const void *src, float *dst, int64_t n) {
     for (int64_t i = 0; i < n; i += ATH_BLOCK_SIZE_Q5_1, b++) {
         float d = ath_f16_to_f32(b->d), m = ath_f16_to_f32(b->m);
         for (int j = 0; j < 16; j++) {
-            dst[i + j] = d * (float)low_code5(b->qs, b->qh, j) + m;
-            dst[i + j + 16] = d * (float)high_code5(b->qs, b->qh, j) + m;
+            dst[i + j] = d * (float)((b->qs[j] & 15) | fifth_bit(b->qh, j)) + m;
+            dst[i + j + 16] = d * (float)(b->qs[j] >> 4 | fifth_bit(b->qh, j + 16)) + m;
         }
     }
 }

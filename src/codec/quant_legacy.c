@@ -53,7 +53,8 @@ static uint16_t encode_symmetric(const float *x, int n_codes, uint8_t *codes) {
     return ath_f32_to_f16(d);
 }
 
-/* Codes from the minimum to the maximum. Returns the f16 scale; *m is the f16 minimum. */
+/* Codes from the minimum to the maximum. Returns the f16 scale; *m is the f16 minimum (no field of a block:
+ * those are packed and have no address to pass). */
 static uint16_t encode_range(const float *x, int n_codes, uint8_t *codes, uint16_t *m) {
     float min, max;
     min_max(x, &min, &max);
