@@ -1,7 +1,7 @@
 /* Weight types of GGUF files: ids, names, block sizes, and the reference decoder of each.
  *
- * One X-macro row per type (tensor_type.def) is the only place where a type's constants stand. The layouts are
- * GGUF's published block formats: fields in blocks.h, the meaning of their bits at each decoder. */
+ * One X-macro row per type (tensor_type.def) is the only place where a type's constants stand. The layouts
+ * are GGUF's published block formats: fields in blocks.h, the meaning of their bits at each decoder. */
 #ifndef ATH_CODEC_TENSOR_TYPE_H
 #define ATH_CODEC_TENSOR_TYPE_H
 
@@ -64,8 +64,8 @@ const ath_tensor_type_info *ath_tensor_type_get(int id);
 /* Bytes of a row of n elements; 0 if the type is unknown or n is not a multiple of its block. */
 size_t ath_tensor_type_row_bytes(int id, int64_t n);
 
-/* Name of a general.file_type value ("Q4_K - Medium"), with or without the flag 1024 (guessed from the tensors);
- * "unknown" if it is none. Static storage. */
+/* Name of a general.file_type value ("Q4_K - Medium"), with or without the flag 1024 (guessed from the
+ * tensors); "unknown" if it is none. Static storage. */
 const char *ath_file_type_name(uint32_t file_type);
 
 #endif
