@@ -1,0 +1,46 @@
+"""Golden models: run `athanor logits` on them and compare. Shared by the tests of models and cache types."""
+import json
+
+import numpy as np
+
+
+class Golden:
+    def __init__(self, folder):
+        self.folder = folder
+        self.model = folder / "model.gguf"
+        self.info = json.loads((folder / "golden.json").read_text())
+        self.tokens = self.info["tokens"]
+        self.n_vocab = self.info["n_vocab"]
+        self.tolerance = self.info["tolerance"]["suggested_max_abs_diff"]
+        self.first, self.last = self.info["logits_positions"]
+
+    def reference(self, name="logits.f32"):
+        return np.fromfile(self.folder / name, "<f4").reshape(self.info["logits_shape"])
+
+    def shuffled(self, n, seed=1):
+        """n tokens: the golden ids over and over, each repetition in another order."""
+        rng = np.random.default_rng(seed)
+        out = []
+        while len(out) < n:
+            out += rng.permutation(self.tokens).tolist()
+        return out[:n]
+
+
+def logits(program, model, tokens, tmp_path, *args, n_vocab):
+    """[n][n_vocab] logits of all tokens."""
+    ids, out = tmp_path / "ids.txt", tmp_path / "logits.f32"
+    ids.write_text(" ".join(map(str, tokens)))
+    program("logits", "-m", model, "-f", ids, "-o", out, *args)
+    return np.fromfile(out, "<f4").reshape(-1, n_vocab)
+
+
+def log_softmax(x):
+    x = x.astype(np.float64)
+    x = x - x.max(axis=1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+
+def mean_kld(reference, candidate):
+    p, q = log_softmax(reference), log_softmax(candidate)
+    assert np.isfinite(candidate).all()
+    return float((np.exp(p) * (p - q)).sum(axis=1).mean())

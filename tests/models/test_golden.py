@@ -1,0 +1,54 @@
+"""Golden logits: models whose exact logits an independent implementation has written down.
+
+Each model in one shot, token by token, and in chunks of 1, 7 and 64 rows, with f32 and f16 cache. The limits are those
+of the golden models' README: any structural mistake is an error of order 1.
+"""
+import numpy as np
+import pytest
+
+from golden import Golden, logits, mean_kld
+
+MODELS = ["llama", "llama3-rope", "llama-long", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-yarn", "qwen3-long", "gemma3"]
+LONG = {"llama-long", "qwen3-long"}
+F32 = ("-ctk", "f32", "-ctv", "f32")
+
+
+def compare(model, got, max_diff, max_kld, reference="logits.f32"):
+    want = model.reference(reference)
+    got = got[model.first:model.last] if len(got) != len(want) else got
+    difference = float(np.abs(got - want).max())
+    kld = mean_kld(want, got)
+    assert difference <= max_diff and kld <= max_kld, f"max abs diff {difference:.3g}, mean KLD {kld:.3g}"
+
+
+def last_rows(model):
+    return ("--last", str(model.last - model.first))
+
+
+@pytest.mark.parametrize("ubatch", [512, 64, 7, 1])
+@pytest.mark.parametrize("name", MODELS)
+def test_f32_cache(name, ubatch, golden, athanor, athanor_release, tmp_path):
+    model = Golden(golden / name)
+    if name in LONG and ubatch == 1:
+        pytest.skip("2304 single-row passes: covered by chunks of 7 and by the short models")
+    program = athanor_release if name in LONG else athanor
+    got = logits(program, model.model, model.tokens, tmp_path, *F32, "-ub", ubatch, *last_rows(model), n_vocab=model.n_vocab)
+    limit = max(model.tolerance, 2e-3) if name in LONG else model.tolerance
+    compare(model, got, limit, 1e-7)
+    assert (got.argmax(axis=1) == model.reference().argmax(axis=1)).all()
+
+
+@pytest.mark.parametrize("ubatch", [512, 7, 1])
+@pytest.mark.parametrize("name", [m for m in MODELS if m not in LONG])
+def test_f16_cache(name, ubatch, golden, athanor, tmp_path):
+    model = Golden(golden / name)
+    got = logits(athanor, model.model, model.tokens, tmp_path, "-ub", ubatch, n_vocab=model.n_vocab)
+    compare(model, got, 0.03, 1e-5)
+
+
+@pytest.mark.parametrize("kind, max_diff, max_kld", [("f16", None, 1e-7), ("bf16", None, 1e-7), ("q8_0", 0.6, 4e-3)])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_other_weight_types(name, kind, max_diff, max_kld, golden, athanor, tmp_path):
+    model = Golden(golden / name)
+    got = logits(athanor, model.folder / f"model-{kind}.gguf", model.tokens, tmp_path, *F32, n_vocab=model.n_vocab)
+    compare(model, got, max_diff or model.tolerance, max_kld, f"logits-{kind}.f32")
