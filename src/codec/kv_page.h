@@ -20,7 +20,7 @@
 enum {
     ATH_PAGE_TOKENS = 128,
     ATH_SINK_TOKENS = 4,     /* first positions of a sequence, always read in f16 */
-    ATH_MAX_HEAD_DIM = 1024, /* multiple of 16 */
+    ATH_MAX_HEAD_DIM = 1024,
     ATH_MAX_PARTS = 16,
     ATH_PAGE_SLACK = 64,     /* readable bytes that every page buffer must have after its last byte */
 };
@@ -54,6 +54,9 @@ static inline int ath_kv_turbo_bits(ath_kv_type type) {
     return ath_kv_type_is_turbo(type) ? 4 - (int)(type - ATH_KV_TURBO4) : 0;
 }
 
+/* The tensor type (tensor_type.h) of a raw or block cache type; -1 for turbo types. */
+int ath_kv_tensor_type(ath_kv_type type);
+
 /* One side of one kv head in a page. All offsets and sizes are multiples of 16 bytes. Sections in this order:
  *   codes  turbo: units of 64 codes, 8*bits bytes each, code i of a unit at bits [bits*i, bits*i + bits), least
  *                 significant first.
@@ -77,8 +80,8 @@ typedef struct ath_kv_layout {
     size_t bytes;                   /* of the whole side */
 } ath_kv_layout;
 
-/* ATH_ERR_UNSUPPORTED names the head_dim and the types that it can be stored in: turbo types need a multiple of 16,
- * block types a multiple of 32. */
+/* ATH_ERR_UNSUPPORTED names the head_dim and the types that it can be stored in: raw types take any head_dim of at most
+ * ATH_MAX_HEAD_DIM, turbo types need a multiple of 16, block types a multiple of 32. */
 ath_status ath_kv_layout_init(ath_kv_layout *layout, ath_kv_type type, int head_dim, bool is_key, ath_error *err);
 
 /* +1 or -1 for each channel of a head: the fixed random signs of the rotation, [ATH_MAX_HEAD_DIM]. */
@@ -89,10 +92,23 @@ const float *ath_rotation_signs(void);
 void ath_rotate(const ath_kv_layout *layout, float *x);
 void ath_unrotate(const ath_kv_layout *layout, float *x);
 
+/* The same for `lanes` vectors at once, x[head_dim][lanes]: the same bits. */
+void ath_rotate_lanes(const ath_kv_layout *layout, float *x, size_t lanes);
+void ath_unrotate_lanes(const ath_kv_layout *layout, float *x, size_t lanes);
+
+/* The f32 nearest to 1/sqrt(n), n a power of two of at most 128 (not 1.0f / sqrtf(n), which rounds twice). */
+float ath_rotation_scale(int n);
+
 /* The scalar codebook of a turbo type: 2^bits int8 values, ascending. */
 const int8_t *ath_turbo_table(ath_kv_type type);
-/* 2^bits - 1 ascending thresholds in units of the block's rms; code = number of thresholds <= x ... as docs say. */
+/* 2^bits - 1 ascending thresholds in units of the part's rms; a code is the number of thresholds <= the value. */
 const float *ath_turbo_thresholds(ath_kv_type type);
+/* Integer units of the codebook per unit of rms. Pages don't need it (their norms include it). */
+float ath_turbo_scale(ath_kv_type type);
+
+/* The equalisation scale 2^((e-128)/4), rounded to f32; e is clamped to 112..144, which encoders never leave. Its
+ * reciprocal is ath_eq_scale(256 - e). */
+float ath_eq_scale(uint8_t e);
 
 /* Encodes a full page. tile: f16 in the side's plain shape, all finite. out: layout->bytes. Raw types are converted.
  * Reference version; the kernels' versions give the same bytes. scratch: [head_dim*128] floats. */

@@ -1,0 +1,257 @@
+/* Encoder and decoder of KV pages: the reference of docs/turbo_format.md. Every operation is one rounded f32 operation
+ * and every sum has a stated order, so that versions for other instruction sets give the same bytes. While a page is
+ * encoded its tokens are the lanes: x[head_dim][128], for K and V alike. */
+#include "codec/kv_page.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/half.h"
+#include "codec/quant_legacy.h"
+#include "codec/tensor_type.h"
+#include "codec/turbo_tables.h"
+
+enum { TOKENS = ATH_PAGE_TOKENS };
+
+static const float F16_MAX = 65504;
+/* Below this a part is zero. The least that f16 input can give is far above, and what rounding leaves is far below. */
+static const float ZERO_SQUARE = 1e-30f;
+
+const int8_t *ath_turbo_table(ath_kv_type type) {
+    return type == ATH_KV_TURBO4 ? ath_turbo4_values : type == ATH_KV_TURBO3 ? ath_turbo3_values : ath_turbo2_values;
+}
+
+const float *ath_turbo_thresholds(ath_kv_type type) {
+    return type == ATH_KV_TURBO4   ? ath_turbo4_thresholds
+           : type == ATH_KV_TURBO3 ? ath_turbo3_thresholds
+                                   : ath_turbo2_thresholds;
+}
+
+float ath_turbo_scale(ath_kv_type type) {
+    return type == ATH_KV_TURBO4 ? ath_turbo4_scale : type == ATH_KV_TURBO3 ? ath_turbo3_scale : ath_turbo2_scale;
+}
+
+float ath_eq_scale(uint8_t e) {
+    int step = (int)e - ATH_EQ_ONE + ATH_EQ_STEPS;
+    return ath_eq_scales[step < 0 ? 0 : step > 2 * ATH_EQ_STEPS ? 2 * ATH_EQ_STEPS : step];
+}
+
+static void put_u16(uint8_t *p, uint16_t x) { memcpy(p, &x, sizeof x); }
+
+static uint16_t get_u16(const uint8_t *p) {
+    uint16_t x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+/* Place of a turbo code among the codes of its page, counted in codes. */
+static size_t code_index(const ath_kv_layout *layout, size_t token, size_t channel) {
+    size_t channels = (size_t)layout->head_dim;
+    if (layout->is_key) return 64 * (token / 16 * (channels / 4) + channel / 4) + token % 16 * 4 + channel % 4;
+    return 64 * (token / 4 * (channels / 16) + channel / 16) + channel % 16 * 4 + token % 4;
+}
+
+/* Adds a code to codes that are zero there. */
+static void put_code(uint8_t *codes, size_t index, int bits, unsigned code) {
+    size_t bit = index * (size_t)bits;
+    unsigned shifted = code << bit % 8;
+    codes[bit / 8] |= (uint8_t)shifted;
+    if (shifted >> 8) codes[bit / 8 + 1] |= (uint8_t)(shifted >> 8);
+}
+
+/* May read, not use, one byte after the codes. */
+static unsigned get_code(const uint8_t *codes, size_t index, int bits) {
+    size_t bit = index * (size_t)bits;
+    return (unsigned)get_u16(codes + bit / 8) >> bit % 8 & ((1u << bits) - 1);
+}
+
+/* Sum of a row of tokens in 16 lanes that are then folded in halves. */
+static float sum_tokens(const float *x) {
+    float s[16] = {0};
+    for (int i = 0; i < TOKENS; i += 16) {
+        for (int j = 0; j < 16; j++) s[j] += x[i + j];
+    }
+    for (int half = 8; half; half /= 2) {
+        for (int j = 0; j < half; j++) s[j] += s[j + half];
+    }
+    return s[0];
+}
+
+/* Takes the mean of every channel out of x and writes it to the page. */
+static void centre_key(const ath_kv_layout *layout, float *x, uint8_t *out) {
+    for (int c = 0; c < layout->head_dim; c++) {
+        float *row = x + (size_t)c * TOKENS;
+        uint16_t stored = ath_f32_to_f16(sum_tokens(row) / TOKENS);
+        put_u16(out + layout->mean_at + 2 * (size_t)c, stored);
+        float mean = ath_f16_to_f32(stored);
+        for (int t = 0; t < TOKENS; t++) row[t] -= mean;
+    }
+}
+
+/* The equalisation byte of a channel whose root of rms is `ratio` times the average channel's. */
+static uint8_t eq_byte(float ratio) {
+    int e = ATH_EQ_ONE - ATH_EQ_STEPS;
+    for (int i = 0; i < 2 * ATH_EQ_STEPS; i++) e += ratio >= ath_eq_thresholds[i];
+    return (uint8_t)e;
+}
+
+/* Divides every channel by about the square root of its rms, and writes the divisors to the page. */
+static void equalise_key(const ath_kv_layout *layout, float *x, uint8_t *out) {
+    float root[ATH_MAX_HEAD_DIM], sum = 0;
+    for (int c = 0; c < layout->head_dim; c++) {
+        const float *row = x + (size_t)c * TOKENS;
+        float square[TOKENS];
+        for (int t = 0; t < TOKENS; t++) square[t] = row[t] * row[t];
+        root[c] = sqrtf(sqrtf(sum_tokens(square) / TOKENS));
+        sum += root[c];
+    }
+    float average = sum / (float)layout->head_dim;
+    for (int c = 0; c < layout->head_dim; c++) {
+        float *row = x + (size_t)c * TOKENS;
+        uint8_t e = root[c] > 0 ? eq_byte(root[c] / average) : ATH_EQ_ONE;
+        out[layout->eq_at + (size_t)c] = e;
+        float reciprocal = ath_eq_scale((uint8_t)(2 * ATH_EQ_ONE - e));
+        for (int t = 0; t < TOKENS; t++) row[t] *= reciprocal;
+    }
+}
+
+/* Norms and codes of one part. */
+static void encode_turbo_part(const ath_kv_layout *layout, int part, const float *x, uint8_t *out) {
+    int n = layout->part_dim[part], bits = ath_kv_turbo_bits(layout->type);
+    const int8_t *table = ath_turbo_table(layout->type);
+    const float *thresholds = ath_turbo_thresholds(layout->type), *y = x + (size_t)layout->part_start[part] * TOKENS;
+    float square[TOKENS] = {0}, inverse[TOKENS];
+    int table_square[TOKENS] = {0};
+    for (int c = 0; c < n; c++) {
+        for (int t = 0; t < TOKENS; t++) square[t] += y[c * TOKENS + t] * y[c * TOKENS + t];
+    }
+    for (int t = 0; t < TOKENS; t++) inverse[t] = sqrtf((float)n) / sqrtf(square[t]);
+    for (int c = 0; c < n; c++) {
+        for (int t = 0; t < TOKENS; t++) {
+            if (square[t] < ZERO_SQUARE) continue; /* code 0 */
+            float u = y[c * TOKENS + t] * inverse[t];
+            unsigned code = 0;
+            for (int i = 0; i < (1 << bits) - 1; i++) code += u >= thresholds[i];
+            table_square[t] += table[code] * table[code];
+            size_t channel = (size_t)(layout->part_start[part] + c);
+            put_code(out + layout->codes_at, code_index(layout, (size_t)t, channel), bits, code);
+        }
+    }
+    uint8_t *norms = out + layout->norms_at + (size_t)part * TOKENS * 2;
+    for (int t = 0; t < TOKENS; t++) {
+        float norm = square[t] < ZERO_SQUARE ? 0 : sqrtf(square[t]) / sqrtf((float)table_square[t]);
+        put_u16(norms + 2 * t, ath_f32_to_bf16(norm));
+    }
+}
+
+static void encode_blocks(const ath_kv_layout *layout, const float *x, uint8_t *out) {
+    static void (*const quantize[ATH_KV_TYPE_COUNT])(const float *src, void *dst, int64_t n) = {
+        [ATH_KV_Q8_0] = ath_quantize_q8_0, [ATH_KV_Q5_1] = ath_quantize_q5_1, [ATH_KV_Q5_0] = ath_quantize_q5_0,
+        [ATH_KV_Q4_1] = ath_quantize_q4_1, [ATH_KV_Q4_0] = ath_quantize_q4_0, [ATH_KV_IQ4_NL] = ath_quantize_iq4_nl,
+    };
+    size_t row_bytes = ath_tensor_type_row_bytes(ath_kv_tensor_type(layout->type), layout->head_dim);
+    float row[ATH_MAX_HEAD_DIM];
+    for (size_t t = 0; t < TOKENS; t++) {
+        for (size_t c = 0; c < (size_t)layout->head_dim; c++) { /* the f16 scale and minimum of a block must not overflow */
+            row[c] = fmaxf(-F16_MAX, fminf(F16_MAX, x[c * TOKENS + t]));
+        }
+        quantize[layout->type](row, out + layout->codes_at + t * row_bytes, layout->head_dim);
+    }
+}
+
+static void encode_raw(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out) {
+    size_t n = (size_t)layout->head_dim * TOKENS;
+    if (layout->type == ATH_KV_F16) {
+        memcpy(out, tile, n * sizeof *tile);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        float x = ath_f16_to_f32(tile[i]);
+        if (layout->type == ATH_KV_F32) memcpy(out + i * sizeof x, &x, sizeof x);
+        else put_u16(out + 2 * i, ath_f32_to_bf16(x));
+    }
+}
+
+/* x[head_dim][128] of either shape of tile. */
+static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *x) {
+    size_t channels = (size_t)layout->head_dim;
+    for (size_t c = 0; c < channels; c++) {
+        for (size_t t = 0; t < TOKENS; t++) {
+            x[c * TOKENS + t] = ath_f16_to_f32(tile[layout->is_key ? c * TOKENS + t : t * channels + c]);
+        }
+    }
+}
+
+void ath_kv_encode_page(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out, float *scratch) {
+    if (ath_kv_type_is_raw(layout->type)) {
+        encode_raw(layout, tile, out);
+        return;
+    }
+    memset(out, 0, layout->bytes);
+    load_tile(layout, tile, scratch);
+    if (layout->is_key) {
+        centre_key(layout, scratch, out);
+        equalise_key(layout, scratch, out);
+    }
+    ath_rotate_lanes(layout, scratch, TOKENS);
+    if (ath_kv_type_is_turbo(layout->type)) {
+        for (int p = 0; p < layout->n_parts; p++) encode_turbo_part(layout, p, scratch, out);
+    } else {
+        encode_blocks(layout, scratch, out);
+    }
+}
+
+/* Index of a value in a plain tile. */
+static size_t tile_index(const ath_kv_layout *layout, size_t token, size_t channel) {
+    return layout->is_key ? channel * TOKENS + token : token * (size_t)layout->head_dim + channel;
+}
+
+static void decode_turbo_part(const ath_kv_layout *layout, int part, const uint8_t *page, float *tile) {
+    int bits = ath_kv_turbo_bits(layout->type);
+    const int8_t *table = ath_turbo_table(layout->type);
+    const uint8_t *norms = page + layout->norms_at + (size_t)part * TOKENS * 2;
+    size_t start = (size_t)layout->part_start[part], end = start + (size_t)layout->part_dim[part];
+    for (size_t t = 0; t < TOKENS; t++) {
+        float norm = ath_bf16_to_f32(get_u16(norms + 2 * t));
+        for (size_t c = start; c < end; c++) {
+            unsigned code = get_code(page + layout->codes_at, code_index(layout, t, c), bits);
+            tile[tile_index(layout, t, c)] = norm * (float)table[code];
+        }
+    }
+}
+
+static void decode_blocks(const ath_kv_layout *layout, const uint8_t *page, float *tile) {
+    int id = ath_kv_tensor_type(layout->type);
+    size_t row_bytes = ath_tensor_type_row_bytes(id, layout->head_dim);
+    float row[ATH_MAX_HEAD_DIM];
+    for (size_t t = 0; t < TOKENS; t++) {
+        ath_tensor_type_get(id)->dequantize(page + layout->codes_at + t * row_bytes, row, layout->head_dim);
+        for (size_t c = 0; c < (size_t)layout->head_dim; c++) tile[tile_index(layout, t, c)] = row[c];
+    }
+}
+
+void ath_kv_decode_page(const ath_kv_layout *layout, const uint8_t *page, float *tile) {
+    size_t channels = (size_t)layout->head_dim;
+    if (ath_kv_type_is_raw(layout->type)) {
+        ath_tensor_type_get(ath_kv_tensor_type(layout->type))->dequantize(page, tile, (int64_t)(channels * TOKENS));
+        return;
+    }
+    if (ath_kv_type_is_turbo(layout->type)) {
+        for (int p = 0; p < layout->n_parts; p++) decode_turbo_part(layout, p, page, tile);
+    } else {
+        decode_blocks(layout, page, tile);
+    }
+    if (!layout->is_key) {
+        for (size_t t = 0; t < TOKENS; t++) ath_unrotate(layout, tile + t * channels);
+        return;
+    }
+    ath_unrotate_lanes(layout, tile, TOKENS);
+    for (size_t c = 0; c < channels; c++) {
+        float mean = ath_f16_to_f32(get_u16(page + layout->mean_at + 2 * c));
+        float eq = ath_eq_scale(page[layout->eq_at + c]);
+        for (size_t t = 0; t < TOKENS; t++) {
+            float scaled = tile[c * TOKENS + t] * eq;
+            tile[c * TOKENS + t] = scaled + mean;
+        }
+    }
+}
