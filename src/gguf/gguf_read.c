@@ -39,7 +39,7 @@ __attribute__((format(printf, 3, 4))) static ath_status fail(reader *r, ath_stat
     if (r->kind && r->name.size > 0) {
         snprintf(at, sizeof at, "%s '%s': ", r->kind, ath_gguf_show(r->name).text);
     } else if (r->kind) {
-        snprintf(at, sizeof at, "%s number %zu: ", r->kind, r->number);
+        snprintf(at, sizeof at, "%s number %zu: ", r->kind, r->number + 1);
     }
     return ATH_FAIL(r->err, code, "%s: %s%s", ath_gguf_show_path(r->part->path).text, at, why);
 }
