@@ -10,14 +10,15 @@
 enum { MAX_LAYERS = 65536, MAX_KV_HEADS = 65536, MAX_SEQS = 65536 };
 #define MAX_CONTEXT ((int64_t)1 << 40)
 
-/* A row in reach of a window of 129 sees its own page and the one before it alone: encoding would never be read. */
+/* A row in reach of a window of 129 sees its own page and the one before it alone: encoding would never be
+ * read. */
 static ath_kv_type effective_type(const ath_kv_layer *layer, ath_kv_type wanted) {
     bool always_recent = layer->window > 0 && layer->window <= ATH_PAGE_TOKENS + 1;
     return always_recent && !ath_kv_type_is_raw(wanted) ? ATH_KV_F16 : wanted;
 }
 
-static ath_status side_init(ath_kv_shape *shape, ath_kv_place *place, int is_value, ath_kv_type type, int head_dim,
-                            ath_error *err) {
+static ath_status side_init(ath_kv_shape *shape, ath_kv_place *place, int is_value, ath_kv_type type,
+                            int head_dim, ath_error *err) {
     ath_kv_side *side = &place->side[is_value];
     ath_kv_layout *layout = &side->attn.layout;
     ATH_TRY(ath_kv_layout_init(layout, type, head_dim, !is_value, err));
@@ -38,13 +39,15 @@ static ath_status side_init(ath_kv_shape *shape, ath_kv_place *place, int is_val
 static ath_status layer_init(ath_kv_shape *shape, int index, const ath_kv_params *params, ath_error *err) {
     const ath_kv_layer *layer = &params->layers[index];
     ath_kv_place *place = &shape->layers[index];
-    if (layer->n_kv_heads < 1 || layer->n_kv_heads > MAX_KV_HEADS || layer->window < 0 || layer->window > MAX_CONTEXT)
-        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "layer %d: %d KV heads and a window of %lld are out of range", index,
-                        layer->n_kv_heads, (long long)layer->window);
+    if (layer->n_kv_heads < 1 || layer->n_kv_heads > MAX_KV_HEADS || layer->window < 0 ||
+        layer->window > MAX_CONTEXT)
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "layer %d: %d KV heads and a window of %lld are out of range",
+                        index, layer->n_kv_heads, (long long)layer->window);
     place->n_kv_heads = layer->n_kv_heads;
     place->window = layer->window;
     place->kind = layer->window > 0 && !params->swa_full ? ATH_KV_WINDOWED : ATH_KV_FULL;
-    if (place->kind == ATH_KV_WINDOWED && shape->max_window < layer->window) shape->max_window = layer->window;
+    if (place->kind == ATH_KV_WINDOWED && shape->max_window < layer->window)
+        shape->max_window = layer->window;
     if (shape->max_kv_heads < layer->n_kv_heads) shape->max_kv_heads = layer->n_kv_heads;
     ATH_TRY(side_init(shape, place, 0, effective_type(layer, layer->type_k), layer->head_dim_k, err));
     return side_init(shape, place, 1, effective_type(layer, layer->type_v), layer->head_dim_v, err);
@@ -52,12 +55,13 @@ static ath_status layer_init(ath_kv_shape *shape, int index, const ath_kv_params
 
 ath_status ath_kv_shape_init(ath_kv_shape *shape, const ath_kv_params *params, ath_error *err) {
     *shape = (ath_kv_shape){0};
-    if (params->n_layers < 1 || params->n_layers > MAX_LAYERS || params->n_seqs < 1 || params->n_seqs > MAX_SEQS ||
-        params->n_ctx < 1 || params->n_ctx > MAX_CONTEXT || params->n_ubatch < 1 || params->n_ubatch > MAX_CONTEXT ||
-        params->entry_every < 0)
-        return ATH_FAIL(err, ATH_ERR_ARGUMENT,
-                        "KV cache of %d layers, %d sequences, %lld tokens, batches of %lld rows: out of range",
-                        params->n_layers, params->n_seqs, (long long)params->n_ctx, (long long)params->n_ubatch);
+    if (params->n_layers < 1 || params->n_layers > MAX_LAYERS || params->n_seqs < 1 ||
+        params->n_seqs > MAX_SEQS || params->n_ctx < 1 || params->n_ctx > MAX_CONTEXT ||
+        params->n_ubatch < 1 || params->n_ubatch > MAX_CONTEXT || params->entry_every < 0)
+        return ATH_FAIL(
+            err, ATH_ERR_ARGUMENT,
+            "KV cache of %d layers, %d sequences, %lld tokens, batches of %lld rows: out of range",
+            params->n_layers, params->n_seqs, (long long)params->n_ctx, (long long)params->n_ubatch);
     shape->n_layers = params->n_layers;
     shape->n_seqs = params->n_seqs;
     shape->n_ctx = params->n_ctx;
@@ -84,7 +88,9 @@ void ath_kv_shape_free(ath_kv_shape *shape) {
 }
 
 /* ---- which pages are kept */
-static int64_t not_negative(int64_t x) { return x > 0 ? x : 0; }
+static int64_t not_negative(int64_t x) {
+    return x > 0 ? x : 0;
+}
 
 int64_t ath_kv_first_read(const ath_kv_shape *shape, int kind, int64_t n) {
     if (kind == ATH_KV_WINDOWED) return not_negative(n - shape->max_window + 1) / ATH_PAGE_TOKENS;
@@ -117,17 +123,20 @@ static page_count count_pages(const ath_kv_shape *shape, int kind, int64_t n) {
     for (int64_t i = ath_kv_pages_for(n) - 1; i >= 0; i--) {
         bool entry_after = ath_kv_entry_is_due(shape, i + 1) && (i + 1) * ATH_PAGE_TOKENS <= n;
         if (!ath_kv_keeps(&keeper, i, entry_after)) continue;
-        if (i >= own_from) count.own++;
-        else count.entries++;
+        if (i >= own_from)
+            count.own++;
+        else
+            count.entries++;
     }
     return count;
 }
 
-ath_status ath_kv_plan_init(ath_kv_plan *plan, const ath_kv_params *params, int64_t n_tokens, ath_error *err) {
+ath_status ath_kv_plan_init(ath_kv_plan *plan, const ath_kv_params *params, int64_t n_tokens,
+                            ath_error *err) {
     *plan = (ath_kv_plan){0};
     if (n_tokens < 0 || n_tokens > params->n_ctx)
-        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "memory plan for %lld tokens in a context of %lld", (long long)n_tokens,
-                        (long long)params->n_ctx);
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "memory plan for %lld tokens in a context of %lld",
+                        (long long)n_tokens, (long long)params->n_ctx);
     ath_kv_shape shape;
     ATH_TRY(ath_kv_shape_init(&shape, params, err));
     for (int i = 0; i < shape.n_layers; i++) {
@@ -220,7 +229,8 @@ ath_kv_type ath_kv_effective_v(const ath_kv *kv, int layer) {
 }
 
 /* ---- figures */
-/* Does a sequence before this one have the same page within its own reach? (Shared pages have the same index.) */
+/* Does a sequence before this one have the same page within its own reach? (Shared pages have the same
+ * index.) */
 static bool counted_before(const ath_kv *kv, int seq, int kind, int64_t index) {
     for (int other = 0; other < seq; other++) {
         const ath_kv_seq *s = &kv->seqs[other];
@@ -236,7 +246,8 @@ static page_count count_held(const ath_kv *kv, int kind) {
     if (kv->shape.page_bytes[kind] == 0) return count;
     for (int s = 0; s < kv->shape.n_seqs; s++) {
         const ath_kv_seq *seq = &kv->seqs[s];
-        for (int64_t i = ath_kv_first_kept(&kv->shape, kind, seq->length); i < ath_kv_pages_for(seq->length); i++)
+        for (int64_t i = ath_kv_first_kept(&kv->shape, kind, seq->length); i < ath_kv_pages_for(seq->length);
+             i++)
             if (seq->page[kind][i] && !counted_before(kv, s, kind, i)) count.own++;
     }
     count.entries = kv->pool[kind].n_in_use - count.own;
@@ -255,11 +266,13 @@ void ath_kv_get_stats(const ath_kv *kv, ath_kv_stats *stats) {
                          (size_t)windowed.own * bytes[ATH_KV_WINDOWED];
     stats->bytes_recent = (size_t)recent.own * bytes[ATH_KV_RECENT] +
                           (size_t)kv->pool[ATH_KV_SINKS].n_in_use * bytes[ATH_KV_SINKS];
-    stats->bytes_entries = (size_t)windowed.entries * bytes[ATH_KV_WINDOWED] +
-                           (size_t)recent.entries * bytes[ATH_KV_RECENT];
+    stats->bytes_entries =
+        (size_t)windowed.entries * bytes[ATH_KV_WINDOWED] + (size_t)recent.entries * bytes[ATH_KV_RECENT];
 }
 
-const ath_attn_counters *ath_kv_counters(const ath_kv *kv, int layer) { return &kv->counters[layer]; }
+const ath_attn_counters *ath_kv_counters(const ath_kv *kv, int layer) {
+    return &kv->counters[layer];
+}
 
 void ath_kv_reset_counters(ath_kv *kv) {
     memset(kv->counters, 0, (size_t)kv->shape.n_layers * sizeof *kv->counters);

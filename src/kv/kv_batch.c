@@ -1,7 +1,8 @@
-/* A batch: rows are cut into segments, one per page that they fall into; everything else follows from the list.
+/* A batch: rows are cut into segments, one per page that they fall into; everything else follows from the
+ * list.
  *
- * Nothing that a sequence can fall back to is written before commit: new pages are fresh, shared ones are copied, and rows
- * behind the present length are invisible. So undoing a batch is letting its pages go. */
+ * Nothing that a sequence can fall back to is written before commit: new pages are fresh, shared ones are
+ * copied, and rows behind the present length are invisible. So undoing a batch is letting its pages go. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,8 @@ ath_status ath_kv_batch_init(ath_kv *kv, ath_error *err) {
         ok = batch->recent[side] && (batch->scratch[side] || bytes == 0);
     }
     return ok ? ATH_OK
-              : ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for batches of %lld rows", (long long)shape->n_ubatch);
+              : ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for batches of %lld rows",
+                         (long long)shape->n_ubatch);
 }
 
 void ath_kv_batch_free(ath_kv *kv) {
@@ -54,7 +56,8 @@ static ath_status check_batch(const ath_kv *kv, const ath_kv_rows *seqs, int n_s
     const ath_kv_shape *shape = &kv->shape;
     if (kv->batch.open) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "the batch before this one was not ended");
     if (n_seqs < 1 || n_seqs > shape->n_seqs)
-        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "a batch of %d sequences; the cache has %d", n_seqs, shape->n_seqs);
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "a batch of %d sequences; the cache has %d", n_seqs,
+                        shape->n_seqs);
     int64_t n_rows = 0;
     for (int i = 0; i < n_seqs; i++) {
         if (seqs[i].seq < 0 || seqs[i].seq >= shape->n_seqs)
@@ -69,7 +72,8 @@ static ath_status check_batch(const ath_kv *kv, const ath_kv_rows *seqs, int n_s
         if (seqs[i].n_rows > shape->n_ctx - length)
             return ATH_FAIL(err, ATH_ERR_CONTEXT,
                             "the context is full: sequence %d holds %lld of %lld tokens, %lld more don't fit",
-                            seqs[i].seq, (long long)length, (long long)shape->n_ctx, (long long)seqs[i].n_rows);
+                            seqs[i].seq, (long long)length, (long long)shape->n_ctx,
+                            (long long)seqs[i].n_rows);
     }
     return ATH_OK;
 }
@@ -150,8 +154,8 @@ ath_status ath_kv_begin(ath_kv *kv, const ath_kv_rows *seqs, int n_seqs, ath_err
         *part = (ath_kv_part){.seq = &kv->seqs[seqs[i].seq], .n_rows = seqs[i].n_rows};
         if (!own_pages(kv, part)) {
             undo(kv);
-            return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for KV pages of sequence %d at %lld tokens", seqs[i].seq,
-                            (long long)(part->seq->length + part->n_rows));
+            return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for KV pages of sequence %d at %lld tokens",
+                            seqs[i].seq, (long long)(part->seq->length + part->n_rows));
         }
         cut_segments(kv, part, batch->n_rows, &n_scratch);
         batch->n_rows += part->n_rows;
@@ -166,11 +170,13 @@ typedef struct append_job {
     const float *src[2];
 } append_job;
 
-static uint16_t *tile_of(const ath_kv *kv, const ath_kv_segment *segment, const ath_kv_place *place, int is_value) {
+static uint16_t *tile_of(const ath_kv *kv, const ath_kv_segment *segment, const ath_kv_place *place,
+                         int is_value) {
     const ath_kv_side *side = &place->side[is_value];
-    uint8_t *tile = segment->scratch >= 0
-                        ? kv->batch.scratch[is_value] + (size_t)segment->scratch * kv->shape.tile_bytes[is_value]
-                        : segment->seq->page[ATH_KV_RECENT][segment->page]->mem + side->tile_at;
+    uint8_t *tile =
+        segment->scratch >= 0
+            ? kv->batch.scratch[is_value] + (size_t)segment->scratch * kv->shape.tile_bytes[is_value]
+            : segment->seq->page[ATH_KV_RECENT][segment->page]->mem + side->tile_at;
     return (uint16_t *)tile;
 }
 
@@ -199,17 +205,20 @@ typedef struct value_counts {
 } value_counts;
 
 /* n rows of head_dim values, `stride` apart, to tokens at .. at + n - 1 of a plain tile. */
-static void write_rows(void *tile, ath_kv_type type, bool is_key, int head_dim, int at, const float *src, size_t stride,
-                       int64_t n, value_counts *counts) {
+static void write_rows(void *tile, ath_kv_type type, bool is_key, int head_dim, int at, const float *src,
+                       size_t stride, int64_t n, value_counts *counts) {
     size_t token_step = is_key ? 1 : (size_t)head_dim, channel_step = is_key ? ATH_PAGE_TOKENS : 1;
     for (int64_t t = 0; t < n; t++) {
         const float *row = src + (size_t)t * stride;
         size_t to = (size_t)(at + t) * token_step;
         for (int c = 0; c < head_dim; c++, to += channel_step) {
             float x = finite_or_zero(row[c], &counts->bad);
-            if (type == ATH_KV_F32) ((float *)tile)[to] = x;
-            else if (type == ATH_KV_BF16) ((uint16_t *)tile)[to] = to_bf16(x, &counts->saturated);
-            else ((uint16_t *)tile)[to] = to_f16(x, &counts->saturated);
+            if (type == ATH_KV_F32)
+                ((float *)tile)[to] = x;
+            else if (type == ATH_KV_BF16)
+                ((uint16_t *)tile)[to] = to_bf16(x, &counts->saturated);
+            else
+                ((uint16_t *)tile)[to] = to_f16(x, &counts->saturated);
         }
     }
 }
@@ -221,8 +230,8 @@ static void write_sinks(const ath_kv_segment *segment, const ath_kv_side *side, 
     uint16_t *sinks = (uint16_t *)(segment->seq->page[ATH_KV_SINKS][0]->mem + side->sink_at);
     int64_t n = ATH_SINK_TOKENS - segment->at;
     value_counts counted_with_the_tile = {0, 0};
-    write_rows(sinks + (size_t)head * ATH_SINK_TOKENS * (size_t)head_dim, ATH_KV_F16, false, head_dim, segment->at, src,
-               stride, n < segment->n_rows ? n : segment->n_rows, &counted_with_the_tile);
+    write_rows(sinks + (size_t)head * ATH_SINK_TOKENS * (size_t)head_dim, ATH_KV_F16, false, head_dim,
+               segment->at, src, stride, n < segment->n_rows ? n : segment->n_rows, &counted_with_the_tile);
 }
 
 /* One side of one KV head of one segment. */
@@ -239,13 +248,16 @@ static void append_task(void *arg, int64_t task, int thread) {
     const float *src = job->src[is_value] + (size_t)segment->row0 * stride + (size_t)head * head_dim;
     value_counts counts = {0, 0};
     if (side->encoded) {
-        uint16_t *tile = tile_of(job->kv, segment, place, is_value) + (size_t)head * head_dim * ATH_PAGE_TOKENS;
-        write_rows(tile, ATH_KV_F16, !is_value, layout->head_dim, segment->at, src, stride, segment->n_rows, &counts);
-        if (segment->page == 0 && segment->at < ATH_SINK_TOKENS) write_sinks(segment, side, head, src, stride);
+        uint16_t *tile =
+            tile_of(job->kv, segment, place, is_value) + (size_t)head * head_dim * ATH_PAGE_TOKENS;
+        write_rows(tile, ATH_KV_F16, !is_value, layout->head_dim, segment->at, src, stride, segment->n_rows,
+                   &counts);
+        if (segment->page == 0 && segment->at < ATH_SINK_TOKENS)
+            write_sinks(segment, side, head, src, stride);
     } else {
         uint8_t *mem = segment->seq->mem[place->kind][segment->page];
-        write_rows(mem + side->attn.offset + (size_t)head * layout->bytes, layout->type, !is_value, layout->head_dim,
-                   segment->at, src, stride, segment->n_rows, &counts);
+        write_rows(mem + side->attn.offset + (size_t)head * layout->bytes, layout->type, !is_value,
+                   layout->head_dim, segment->at, src, stride, segment->n_rows, &counts);
     }
     if (counts.saturated) atomic_fetch_add(&batch->n_saturated, counts.saturated);
     if (counts.bad) atomic_fetch_add(&batch->n_bad, counts.bad);
@@ -264,8 +276,9 @@ static int64_t list_full_pages(ath_kv *kv, const ath_kv_place *place) {
             const uint16_t *tile = tile_of(kv, segment, place, is_value);
             uint8_t *out = segment->seq->mem[place->kind][segment->page] + side->attn.offset;
             for (int h = 0; h < place->n_kv_heads; h++)
-                batch->jobs[n++] = (ath_encode_job){layout, tile + (size_t)h * (size_t)layout->head_dim * ATH_PAGE_TOKENS,
-                                                    out + (size_t)h * layout->bytes};
+                batch->jobs[n++] =
+                    (ath_encode_job){layout, tile + (size_t)h * (size_t)layout->head_dim * ATH_PAGE_TOKENS,
+                                     out + (size_t)h * layout->bytes};
         }
     }
     return n;
@@ -278,7 +291,8 @@ void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v) {
     int64_t n_tasks = batch->n_segments * place->n_kv_heads * 2;
     int64_t values = batch->n_rows * place->n_kv_heads *
                      (place->side[0].attn.layout.head_dim + place->side[1].attn.layout.head_dim);
-    if (values >= PARALLEL_VALUES) ath_device_parallel(kv->device, append_task, &job, n_tasks);
+    if (values >= PARALLEL_VALUES)
+        ath_device_parallel(kv->device, append_task, &job, n_tasks);
     else
         for (int64_t task = 0; task < n_tasks; task++) append_task(&job, task, 0);
     if (batch->n_bad > 0 && batch->bad_layer < 0) {
@@ -291,8 +305,8 @@ void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v) {
 
 /* ---- attend */
 /* Tiles of the page before the first row's and of all pages of the batch. */
-static int64_t list_recent(ath_kv *kv, const ath_kv_place *place, const ath_kv_part *part, int is_value, int64_t first,
-                           int64_t at) {
+static int64_t list_recent(ath_kv *kv, const ath_kv_place *place, const ath_kv_part *part, int is_value,
+                           int64_t first, int64_t at) {
     const ath_kv_segment *segment = &kv->batch.segments[part->first_segment];
     const uint16_t **tiles = kv->batch.recent[is_value];
     const ath_kv_segment before = {.seq = part->seq, .page = first, .scratch = -1};
@@ -362,8 +376,9 @@ ath_status ath_kv_commit(ath_kv *kv, ath_error *err) {
     if (!batch->open) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "there is no batch to end");
     if (batch->bad_layer >= 0) {
         undo(kv);
-        return ATH_FAIL(err, ATH_ERR_FORMAT, "layer %d: %llu of the new values of K and V are NaN or infinite",
-                        batch->bad_layer, (unsigned long long)batch->n_bad_layer);
+        return ATH_FAIL(err, ATH_ERR_FORMAT,
+                        "layer %d: %llu of the new values of K and V are NaN or infinite", batch->bad_layer,
+                        (unsigned long long)batch->n_bad_layer);
     }
     for (int p = 0; p < batch->n_parts; p++) advance(kv, batch->parts[p].seq, batch->parts[p].n_rows);
     kv->saturated += batch->n_saturated;

@@ -56,7 +56,9 @@ static void cut(ath_kv *kv, ath_kv_seq *seq, int64_t n) {
     ath_kv_sweep(kv, seq);
 }
 
-int64_t ath_kv_length(const ath_kv *kv, int seq) { return kv->seqs[seq].length; }
+int64_t ath_kv_length(const ath_kv *kv, int seq) {
+    return kv->seqs[seq].length;
+}
 
 int64_t ath_kv_truncate(ath_kv *kv, int seq, int64_t n) {
     if (n >= kv->seqs[seq].length) return kv->seqs[seq].length;
@@ -65,7 +67,9 @@ int64_t ath_kv_truncate(ath_kv *kv, int seq, int64_t n) {
     return n;
 }
 
-void ath_kv_clear(ath_kv *kv, int seq) { cut(kv, &kv->seqs[seq], 0); }
+void ath_kv_clear(ath_kv *kv, int seq) {
+    cut(kv, &kv->seqs[seq], 0);
+}
 
 int64_t ath_kv_fork(ath_kv *kv, int dst_index, int src_index, int64_t n) {
     if (dst_index == src_index) return ath_kv_truncate(kv, src_index, n);
@@ -87,8 +91,8 @@ ath_status ath_kv_mark_entry(ath_kv *kv, int seq_index, ath_error *err) {
     if (seq_index < 0 || seq_index >= kv->shape.n_seqs)
         return ATH_FAIL(err, ATH_ERR_ARGUMENT, "there is no sequence %d", seq_index);
     ath_kv_seq *seq = &kv->seqs[seq_index];
-    int64_t boundary = ath_kv_entry_before(kv, seq_index, seq->length / ATH_PAGE_TOKENS * ATH_PAGE_TOKENS) /
-                       ATH_PAGE_TOKENS;
+    int64_t boundary =
+        ath_kv_entry_before(kv, seq_index, seq->length / ATH_PAGE_TOKENS * ATH_PAGE_TOKENS) / ATH_PAGE_TOKENS;
     if (boundary == 0 || seq->entry[boundary] != ATH_ENTRY_NONE) return ATH_OK;
     seq->entry[boundary] = ATH_ENTRY_MARK;
     int n_marks = 0;

@@ -1,9 +1,9 @@
 /* Inside of the KV cache: the shape that follows from the parameters, and sequences as tables of pages.
  *
- * Everything a sequence holds is a page of one of four kinds, counted by reference and copied when a shared one is to be
- * written: the cache's own pages of full-attention and of windowed layers, the f16 tiles of one page index (all encoded
- * sides of all layers), and the sinks. An entry point is then no copy: it is a flag on a page boundary that says which
- * pages are not to be given back. */
+ * Everything a sequence holds is a page of one of four kinds, counted by reference and copied when a shared
+ * one is to be written: the cache's own pages of full-attention and of windowed layers, the f16 tiles of one
+ * page index (all encoded sides of all layers), and the sinks. An entry point is then no copy: it is a flag
+ * on a page boundary that says which pages are not to be given back. */
 #ifndef ATH_KV_PRIVATE_H
 #define ATH_KV_PRIVATE_H
 
@@ -25,7 +25,7 @@ enum { ATH_ENTRY_NONE, ATH_ENTRY_AUTO, ATH_ENTRY_MARK };
 
 /* K (index 0) or V (index 1) of a layer. */
 typedef struct ath_kv_side {
-    ath_attn_side attn;     /* layout and offset in the page of the layer's kind */
+    ath_attn_side attn; /* layout and offset in the page of the layer's kind */
     bool encoded;
     size_t tile_at, sink_at; /* byte offsets in pages of the kinds RECENT and SINKS; encoded sides only */
 } ath_kv_side;
@@ -41,8 +41,8 @@ typedef struct ath_kv_shape {
     ath_kv_place *layers;
     int n_layers, n_seqs, entry_every;
     int64_t n_ctx, n_ubatch;
-    int64_t n_pages;                 /* of 128 tokens in n_ctx */
-    int64_t max_window;              /* of the windowed kind */
+    int64_t n_pages;    /* of 128 tokens in n_ctx */
+    int64_t max_window; /* of the windowed kind */
     int max_kv_heads;
     size_t page_bytes[ATH_KV_KINDS]; /* 0: no such pages */
     size_t tile_bytes[2];            /* largest f16 tile of all heads of a layer, K and V: scratch */
@@ -58,7 +58,8 @@ static inline int64_t ath_kv_pages_for(int64_t n_tokens) {
 static inline bool ath_kv_entry_is_due(const ath_kv_shape *shape, int64_t boundary) {
     return shape->entry_every > 0 && boundary > 0 && boundary % shape->entry_every == 0;
 }
-/* First page that a row at position n can read; and that a sequence of length n keeps, for a rollback of 128 tokens. */
+/* First page that a row at position n can read; and that a sequence of length n keeps, for a rollback of 128
+ * tokens. */
 int64_t ath_kv_first_read(const ath_kv_shape *shape, int kind, int64_t n);
 int64_t ath_kv_first_kept(const ath_kv_shape *shape, int kind, int64_t n);
 
@@ -76,9 +77,9 @@ bool ath_kv_keeps(ath_kv_keeper *keeper, int64_t page, bool entry_after);
 
 typedef struct ath_kv_seq {
     int64_t length;
-    ath_page **page[ATH_KV_KINDS];  /* [n_pages]; NULL: not there */
-    uint8_t **mem[2];               /* page[kind][i]->mem of the kinds FULL and WINDOWED, as attention wants it */
-    uint8_t *entry;                 /* [n_pages + 1] ATH_ENTRY_*, by boundary */
+    ath_page **page[ATH_KV_KINDS]; /* [n_pages]; NULL: not there */
+    uint8_t **mem[2]; /* page[kind][i]->mem of the kinds FULL and WINDOWED, as attention wants it */
+    uint8_t *entry;   /* [n_pages + 1] ATH_ENTRY_*, by boundary */
     ath_page *replaced[ATH_KV_KINDS]; /* shared page that this batch took a copy of; back on abort */
 } ath_kv_seq;
 
@@ -88,7 +89,8 @@ typedef struct ath_kv_segment {
     int64_t page;
     int64_t row0, n_rows; /* of the batch */
     int at;               /* token of the first row inside the page */
-    int64_t scratch;      /* index of its scratch tile, or -1: it has a page of the kind RECENT (or needs no tile) */
+    int64_t
+        scratch; /* index of its scratch tile, or -1: it has a page of the kind RECENT (or needs no tile) */
 } ath_kv_segment;
 
 typedef struct ath_kv_part { /* a sequence in the batch */
@@ -105,9 +107,9 @@ typedef struct ath_kv_batch {
     ath_kv_segment *segments; /* [n_ubatch/128 + 2 n_seqs] */
     int64_t n_segments;
     ath_encode_job *jobs;
-    ath_attn_seq *attn;              /* [n_seqs] */
-    const uint16_t **recent[2];      /* tile pointers that attn points into */
-    uint8_t *scratch[2];             /* tiles of pages that lie within the chunk and are read in it alone */
+    ath_attn_seq *attn;         /* [n_seqs] */
+    const uint16_t **recent[2]; /* tile pointers that attn points into */
+    uint8_t *scratch[2];        /* tiles of pages that lie within the chunk and are read in it alone */
     _Atomic uint64_t n_saturated, n_bad;
     uint64_t n_bad_layer; /* of the first layer that had any */
     int bad_layer;        /* -1: none */

@@ -1,5 +1,5 @@
-/* Slabs of about a megabyte, or of one page where pages are larger: calloc hands large slabs out without touching
- * them, so memory is resident only once a page is written. */
+/* Slabs of about a megabyte, or of one page where pages are larger: calloc hands large slabs out without
+ * touching them, so memory is resident only once a page is written. */
 #include "kv/page_pool.h"
 
 #include <stdlib.h>
