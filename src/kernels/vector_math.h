@@ -3,7 +3,7 @@
  *
  * x = n ln 2 + r with |r| <= ln 2 / 2 (Cody-Waite, two constants), e^r by a degree-6 polynomial (Taylor-like minimax),
  * then two exact scalings by powers of two, so that results below 2^-126 are rounded once more and stay monotone.
- * Relative error below 2e-7 for normal results. -inf and everything below -104 give 0, above 88.8 +inf, NaN stays NaN. */
+ * Relative error below 3e-7 for normal results. -inf and everything below -104 give 0, above 88.8 +inf, NaN stays NaN. */
 #ifndef ATH_KERNELS_VECTOR_MATH_H
 #define ATH_KERNELS_VECTOR_MATH_H
 

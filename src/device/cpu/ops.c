@@ -1,0 +1,187 @@
+/* The small ops: embedding, norms, sums, activations, routing. Each row is computed by itself in a fixed order; plain C
+ * that the compiler vectorises is enough for all but those with an exp. */
+#include <math.h>
+#include <string.h>
+
+#include "device/cpu/cpu_device.h"
+#include "kernels/vector_math.h"
+
+typedef struct embed_run {
+    const ath_weight *w;
+    const int32_t *ids;
+    float scale, *out;
+} embed_run;
+
+static void embed_range(void *arg, int64_t begin, int64_t end) {
+    const embed_run *r = arg;
+    const ath_weight *w = r->w;
+    for (int64_t i = begin; i < end; i++) {
+        float *out = r->out + i * w->n_in;
+        ath_tensor_type_get((int)w->type)->dequantize(w->data + (size_t)r->ids[i] * w->row_bytes, out, w->n_in);
+        if (r->scale == 1.0f) continue;
+        for (int64_t k = 0; k < w->n_in; k++) out[k] *= r->scale;
+    }
+}
+
+void ath_op_embed(ath_device *dev, const ath_weight *w, const int32_t *ids, float scale, float *out, int64_t rows) {
+    embed_run r = {w, ids, scale, out};
+    ath_parallel_ranges(dev, embed_range, &r, rows, 2 * w->n_in);
+}
+
+typedef struct norm_run {
+    const float *x, *weight;
+    float eps, *y;
+    int64_t n;
+} norm_run;
+
+/* Sixteen running sums (value i goes to sum i % 16), then halves onto halves. */
+static float sum_squares(const float *x, int64_t n) {
+    float sum[16] = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        for (int l = 0; l < 16; l++) sum[l] += x[i + l] * x[i + l];
+    }
+    for (int l = 0; i + l < n; l++) sum[l] += x[i + l] * x[i + l];
+    for (int half = 8; half; half /= 2) {
+        for (int l = 0; l < half; l++) sum[l] += sum[l + half];
+    }
+    return sum[0];
+}
+
+static void norm_range(void *arg, int64_t begin, int64_t end) {
+    const norm_run *r = arg;
+    for (int64_t v = begin; v < end; v++) {
+        const float *x = r->x + v * r->n;
+        float *y = r->y + v * r->n;
+        float scale = 1.0f / sqrtf(sum_squares(x, r->n) / (float)r->n + r->eps);
+        if (r->weight) {
+            for (int64_t i = 0; i < r->n; i++) y[i] = x[i] * scale * r->weight[i];
+        } else {
+            for (int64_t i = 0; i < r->n; i++) y[i] = x[i] * scale;
+        }
+    }
+}
+
+void ath_op_rms_norm(ath_device *dev, const float *x, const float *weight, float eps, float *y, int64_t n, int64_t groups,
+                     int64_t rows) {
+    norm_run r = {x, weight, eps, y, n};
+    ath_parallel_ranges(dev, norm_range, &r, rows * groups, n / 4);
+}
+
+typedef struct sum_run {
+    float *x;
+    const float *y;
+    int64_t n;
+} sum_run;
+
+static void bias_range(void *arg, int64_t begin, int64_t end) {
+    const sum_run *r = arg;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t i = 0; i < r->n; i++) r->x[row * r->n + i] += r->y[i];
+    }
+}
+
+void ath_op_add_bias(ath_device *dev, float *x, const float *bias, int64_t n, int64_t rows) {
+    sum_run r = {x, bias, n};
+    ath_parallel_ranges(dev, bias_range, &r, rows, n / 4);
+}
+
+enum { CHUNK = 64 }; /* values of an element-wise op that are handed out together */
+
+static void add_range(void *arg, int64_t begin, int64_t end) {
+    const sum_run *r = arg;
+    int64_t last = end * CHUNK < r->n ? end * CHUNK : r->n;
+    for (int64_t i = begin * CHUNK; i < last; i++) r->x[i] += r->y[i];
+}
+
+void ath_op_add(ath_device *dev, float *x, const float *y, int64_t n) {
+    sum_run r = {x, y, n};
+    ath_parallel_ranges(dev, add_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK / 4);
+}
+
+typedef struct gate_run {
+    ath_gate_fn fn;
+    float *gate;
+    const float *up;
+    int64_t n;
+} gate_run;
+
+static void gate_range(void *arg, int64_t begin, int64_t end) {
+    const gate_run *r = arg;
+    int64_t first = begin * CHUNK, last = end * CHUNK < r->n ? end * CHUNK : r->n;
+    r->fn(r->gate + first, r->up + first, last - first);
+}
+
+void ath_op_gate(ath_device *dev, ath_act act, float *gate, const float *up, int64_t n) {
+    ath_gate_fn fn = act == ATH_ACT_SILU ? dev->elementwise.gate_silu : dev->elementwise.gate_gelu;
+    gate_run r = {fn, gate, up, n};
+    ath_parallel_ranges(dev, gate_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK);
+}
+
+typedef struct route_run {
+    const float *logits;
+    int n_experts, n_used;
+    bool renormalise;
+    float scale;
+    int32_t *expert;
+    float *weight;
+} route_run;
+
+/* Keeps the n_used largest in order while the sum is formed; an equal one that comes later stays behind. */
+static void route_row(const route_run *r, const float *logits, int32_t *expert, float *weight) {
+    float max = logits[0], sum = 0, sum_used = 0;
+    for (int e = 1; e < r->n_experts; e++) max = logits[e] > max ? logits[e] : max;
+    for (int e = 0; e < r->n_experts; e++) {
+        float p = ath_expf(logits[e] - max);
+        sum += p;
+        int kept = e < r->n_used ? e : r->n_used, slot = kept;
+        while (slot > 0 && p > weight[slot - 1]) slot--;
+        if (slot == r->n_used) continue;
+        for (int s = kept < r->n_used ? kept : kept - 1; s > slot; s--) {
+            weight[s] = weight[s - 1];
+            expert[s] = expert[s - 1];
+        }
+        weight[slot] = p;
+        expert[slot] = e;
+    }
+    for (int s = 0; s < r->n_used; s++) sum_used += weight[s] /= sum;
+    float factor = r->renormalise ? r->scale / (sum_used > 6.1035e-5f ? sum_used : 6.1035e-5f) : r->scale;
+    for (int s = 0; s < r->n_used; s++) weight[s] *= factor;
+}
+
+static void route_range(void *arg, int64_t begin, int64_t end) {
+    const route_run *r = arg;
+    for (int64_t row = begin; row < end; row++)
+        route_row(r, r->logits + row * r->n_experts, r->expert + row * r->n_used, r->weight + row * r->n_used);
+}
+
+void ath_op_route(ath_device *dev, const float *logits, int n_experts, int n_used, bool renormalise, float scale,
+                  int32_t *expert, float *weight, int64_t rows) {
+    route_run r = {logits, n_experts, n_used, renormalise, scale, expert, weight};
+    ath_parallel_ranges(dev, route_range, &r, rows, 8 * n_experts);
+}
+
+typedef struct mix_run {
+    const float *x, *weight;
+    int n_used;
+    float *y;
+    int64_t n;
+} mix_run;
+
+static void mix_range(void *arg, int64_t begin, int64_t end) {
+    const mix_run *r = arg;
+    for (int64_t row = begin; row < end; row++) {
+        float *y = r->y + row * r->n;
+        memset(y, 0, (size_t)r->n * sizeof(float));
+        for (int s = 0; s < r->n_used; s++) {
+            const float *x = r->x + (row * r->n_used + s) * r->n;
+            float weight = r->weight[row * r->n_used + s];
+            for (int64_t i = 0; i < r->n; i++) y[i] += weight * x[i];
+        }
+    }
+}
+
+void ath_op_mix_experts(ath_device *dev, const float *x, const float *weight, int n_used, float *y, int64_t n, int64_t rows) {
+    mix_run r = {x, weight, n_used, y, n};
+    ath_parallel_ranges(dev, mix_range, &r, rows, n / 4 * n_used);
+}

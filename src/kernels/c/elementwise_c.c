@@ -1,0 +1,30 @@
+/* Element-wise kernels in plain C, and the choice of versions. */
+#include "kernels/cpu_flags.h"
+#include "kernels/elementwise.h"
+#include "kernels/vector_math.h"
+
+static void gate_silu(float *gate, const float *up, int64_t n) {
+    for (int64_t i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + ath_expf(-gate[i])) * up[i];
+}
+
+static void gate_gelu(float *gate, const float *up, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        float x = gate[i], t = -x * fmaf(x * x, ATH_GELU_B, ATH_GELU_A);
+        gate[i] = x / (1.0f + ath_expf(t)) * up[i];
+    }
+}
+
+void ath_elementwise_kernels_c(ath_elementwise_kernels *k) {
+    k->gate_silu = gate_silu;
+    k->gate_gelu = gate_gelu;
+}
+
+void ath_elementwise_kernels_init(ath_elementwise_kernels *k, uint32_t flags) {
+    ath_elementwise_kernels_c(k);
+#if defined(__x86_64__)
+    if (flags & ATH_CPU_AVX2) ath_elementwise_kernels_avx2(k);
+    if ((flags & ATH_CPU_AVX512_ALL) == ATH_CPU_AVX512_ALL) ath_elementwise_kernels_avx512(k);
+#else
+    (void)flags;
+#endif
+}
