@@ -3,8 +3,8 @@
 
 usage: gen_turbo_tables.py [OUTPUT]     (default: turbo_tables.h beside this script)
 
-Needs the standard library only. Nothing is drawn at random: the codebooks are the fixed point of Lloyd's iteration on
-the normal density, the signs come from the seed below.
+Needs the standard library only. Nothing is drawn at random: the codebooks are the fixed point of Lloyd's
+iteration on the normal density, the signs come from the seed below.
 """
 import math
 import pathlib
@@ -16,7 +16,7 @@ MAX_HEAD_DIM = 1024
 EQ_STEPS = 16  # the equalisation byte is 128 - EQ_STEPS ... 128 + EQ_STEPS, in quarter octaves
 
 HEADER = """\
-/* Constants of the turbo formats. Written by gen_turbo_tables.py: do not edit. docs/turbo_format.md derives them. */
+/* Constants of the turbo formats (docs/turbo_format.md). Written by gen_turbo_tables.py: do not edit. */
 #ifndef ATH_CODEC_TURBO_TABLES_H
 #define ATH_CODEC_TURBO_TABLES_H
 
@@ -32,13 +32,18 @@ def upper_tail(x):
     return math.erfc(x / math.sqrt(2)) / 2
 
 
+def centroid(a, b):
+    """Mean of the part of N(0,1) between a and b."""
+    return (density(a) - density(b)) / (upper_tail(a) - upper_tail(b))
+
+
 def lloyd_max(bits):
     """Positive levels and the thresholds between them of the best 2^bits-level quantiser of N(0,1)."""
     count = 1 << bits - 1
     levels = [(i + 0.5) * 2.5 / count for i in range(count)]
     for _ in range(100000):
         edges = [0.0] + [(a + b) / 2 for a, b in zip(levels, levels[1:])] + [math.inf]
-        better = [(density(a) - density(b)) / (upper_tail(a) - upper_tail(b)) for a, b in zip(edges, edges[1:])]
+        better = [centroid(a, b) for a, b in zip(edges, edges[1:])]
         moved = max(abs(a - b) for a, b in zip(levels, better))
         levels = better
         if moved < 1e-14:
@@ -86,15 +91,16 @@ def header():
         levels, positive = lloyd_max(bits)
         thresholds = [-t for t in reversed(positive)] + [0.0] + positive
         text += table(f"turbo{bits}_values", "int8_t", [str(value) for value in int8_levels(levels)], 16)
-        text += f"static const float ath_turbo{bits}_scale = {f32(127 / levels[-1])}; /* integer units per sigma */\n"
+        scale = f32(127 / levels[-1])
+        text += f"static const float ath_turbo{bits}_scale = {scale}; /* integer units per sigma */\n"
         text += table(f"turbo{bits}_thresholds", "float", [f32(t) for t in thresholds], 6)
     exponents = range(-EQ_STEPS, EQ_STEPS + 1)
     text += f"\nenum {{ ATH_EQ_ONE = 128, ATH_EQ_STEPS = {EQ_STEPS} }};\n"
-    text += "\n/* 2^(i/4), i = -ATH_EQ_STEPS ... ATH_EQ_STEPS. The reciprocal of entry i is entry 2 * ATH_EQ_STEPS - i. */"
+    text += "\n/* 2^(i/4), i = -ATH_EQ_STEPS ... ATH_EQ_STEPS. Mirrored entries are reciprocal. */"
     text += table("eq_scales", "float", [f32(2.0 ** (i / 4)) for i in exponents], 6)
-    text += "\n/* Where rounding to quarter octaves changes: 2^((i-1/2)/4), i = 1-ATH_EQ_STEPS ... ATH_EQ_STEPS. */"
+    text += "\n/* Where the rounding to quarter octaves steps up: 2^((i-1/2)/4), i = 1-ATH_EQ_STEPS ... */"
     text += table("eq_thresholds", "float", [f32(2.0 ** ((i - 0.5) / 4)) for i in exponents[1:]], 6)
-    text += table("signs", "float", [str(sign) for sign in signs()], 32)
+    text += table("signs", "float", [str(sign) for sign in signs()], 24)
     return text + "\n#endif\n"
 
 

@@ -1,11 +1,13 @@
-/* The rotation of the KV recipe: fixed random signs, then an orthonormal Walsh-Hadamard transform per part. The order of
- * the butterflies is part of the format: docs/turbo_format.md, "Rotation". */
+/* The rotation of the KV recipe: fixed random signs, then an orthonormal Walsh-Hadamard transform per part.
+ * The order of the butterflies is part of the format: docs/turbo_format.md, "Rotation". */
 #include "codec/kv_page.h"
 #include "codec/turbo_tables.h"
 
 _Static_assert(sizeof ath_signs / sizeof ath_signs[0] == ATH_MAX_HEAD_DIM, "a sign for every channel");
 
-const float *ath_rotation_signs(void) { return ath_signs; }
+const float *ath_rotation_signs(void) {
+    return ath_signs;
+}
 
 float ath_rotation_scale(int n) {
     /* A division would round the odd powers of two differently. */
@@ -63,6 +65,10 @@ void ath_unrotate_lanes(const ath_kv_layout *layout, float *x, size_t lanes) {
     apply_signs(layout, x, lanes);
 }
 
-void ath_rotate(const ath_kv_layout *layout, float *x) { ath_rotate_lanes(layout, x, 1); }
+void ath_rotate(const ath_kv_layout *layout, float *x) {
+    ath_rotate_lanes(layout, x, 1);
+}
 
-void ath_unrotate(const ath_kv_layout *layout, float *x) { ath_unrotate_lanes(layout, x, 1); }
+void ath_unrotate(const ath_kv_layout *layout, float *x) {
+    ath_unrotate_lanes(layout, x, 1);
+}

@@ -1,6 +1,6 @@
-/* Encoder and decoder of KV pages: the reference of docs/turbo_format.md. Every operation is one rounded f32 operation
- * and every sum has a stated order, so that versions for other instruction sets give the same bytes. While a page is
- * encoded its tokens are the lanes: x[head_dim][128], for K and V alike. */
+/* Encoder and decoder of KV pages: the reference of docs/turbo_format.md. Every operation is one rounded f32
+ * operation and every sum has a stated order, so that versions for other instruction sets give the same
+ * bytes. While a page is encoded its tokens are the lanes: x[head_dim][128], for K and V alike. */
 #include "codec/kv_page.h"
 
 #include <math.h>
@@ -13,12 +13,13 @@
 
 enum { TOKENS = ATH_PAGE_TOKENS };
 
-static const float F16_MAX = 65504;
-/* Below this a part is zero. The least that f16 input can give is far above, and what rounding leaves is far below. */
+/* A part whose squares add up to less is zero; the least that f16 input gives otherwise is far above. */
 static const float ZERO_SQUARE = 1e-30f;
 
 const int8_t *ath_turbo_table(ath_kv_type type) {
-    return type == ATH_KV_TURBO4 ? ath_turbo4_values : type == ATH_KV_TURBO3 ? ath_turbo3_values : ath_turbo2_values;
+    return type == ATH_KV_TURBO4   ? ath_turbo4_values
+           : type == ATH_KV_TURBO3 ? ath_turbo3_values
+                                   : ath_turbo2_values;
 }
 
 const float *ath_turbo_thresholds(ath_kv_type type) {
@@ -28,7 +29,9 @@ const float *ath_turbo_thresholds(ath_kv_type type) {
 }
 
 float ath_turbo_scale(ath_kv_type type) {
-    return type == ATH_KV_TURBO4 ? ath_turbo4_scale : type == ATH_KV_TURBO3 ? ath_turbo3_scale : ath_turbo2_scale;
+    return type == ATH_KV_TURBO4   ? ath_turbo4_scale
+           : type == ATH_KV_TURBO3 ? ath_turbo3_scale
+                                   : ath_turbo2_scale;
 }
 
 float ath_eq_scale(uint8_t e) {
@@ -36,7 +39,9 @@ float ath_eq_scale(uint8_t e) {
     return ath_eq_scales[step < 0 ? 0 : step > 2 * ATH_EQ_STEPS ? 2 * ATH_EQ_STEPS : step];
 }
 
-static void put_u16(uint8_t *p, uint16_t x) { memcpy(p, &x, sizeof x); }
+static void put_u16(uint8_t *p, uint16_t x) {
+    memcpy(p, &x, sizeof x);
+}
 
 static uint16_t get_u16(const uint8_t *p) {
     uint16_t x;
@@ -46,9 +51,9 @@ static uint16_t get_u16(const uint8_t *p) {
 
 /* Place of a turbo code among the codes of its page, counted in codes. */
 static size_t code_index(const ath_kv_layout *layout, size_t token, size_t channel) {
-    size_t channels = (size_t)layout->head_dim;
-    if (layout->is_key) return 64 * (token / 16 * (channels / 4) + channel / 4) + token % 16 * 4 + channel % 4;
-    return 64 * (token / 4 * (channels / 16) + channel / 16) + channel % 16 * 4 + token % 4;
+    size_t n = (size_t)layout->head_dim;
+    if (layout->is_key) return 64 * (token / 16 * (n / 4) + channel / 4) + token % 16 * 4 + channel % 4;
+    return 64 * (token / 4 * (n / 16) + channel / 16) + channel % 16 * 4 + token % 4;
 }
 
 /* Adds a code to codes that are zero there. */
@@ -119,7 +124,8 @@ static void equalise_key(const ath_kv_layout *layout, float *x, uint8_t *out) {
 static void encode_turbo_part(const ath_kv_layout *layout, int part, const float *x, uint8_t *out) {
     int n = layout->part_dim[part], bits = ath_kv_turbo_bits(layout->type);
     const int8_t *table = ath_turbo_table(layout->type);
-    const float *thresholds = ath_turbo_thresholds(layout->type), *y = x + (size_t)layout->part_start[part] * TOKENS;
+    const float *thresholds = ath_turbo_thresholds(layout->type);
+    const float *y = x + (size_t)layout->part_start[part] * TOKENS;
     float square[TOKENS] = {0}, inverse[TOKENS];
     int table_square[TOKENS] = {0};
     for (int c = 0; c < n; c++) {
@@ -144,17 +150,21 @@ static void encode_turbo_part(const ath_kv_layout *layout, int part, const float
     }
 }
 
+/* So that the f16 scale and minimum of a block don't overflow. */
+static float clamp_to_f16(float x) {
+    return fmaxf(-65504, fminf(65504, x));
+}
+
 static void encode_blocks(const ath_kv_layout *layout, const float *x, uint8_t *out) {
     static void (*const quantize[ATH_KV_TYPE_COUNT])(const float *src, void *dst, int64_t n) = {
-        [ATH_KV_Q8_0] = ath_quantize_q8_0, [ATH_KV_Q5_1] = ath_quantize_q5_1, [ATH_KV_Q5_0] = ath_quantize_q5_0,
-        [ATH_KV_Q4_1] = ath_quantize_q4_1, [ATH_KV_Q4_0] = ath_quantize_q4_0, [ATH_KV_IQ4_NL] = ath_quantize_iq4_nl,
+        [ATH_KV_Q8_0] = ath_quantize_q8_0, [ATH_KV_Q5_1] = ath_quantize_q5_1,
+        [ATH_KV_Q5_0] = ath_quantize_q5_0, [ATH_KV_Q4_1] = ath_quantize_q4_1,
+        [ATH_KV_Q4_0] = ath_quantize_q4_0, [ATH_KV_IQ4_NL] = ath_quantize_iq4_nl,
     };
     size_t row_bytes = ath_tensor_type_row_bytes(ath_kv_tensor_type(layout->type), layout->head_dim);
     float row[ATH_MAX_HEAD_DIM];
     for (size_t t = 0; t < TOKENS; t++) {
-        for (size_t c = 0; c < (size_t)layout->head_dim; c++) { /* the f16 scale and minimum of a block must not overflow */
-            row[c] = fmaxf(-F16_MAX, fminf(F16_MAX, x[c * TOKENS + t]));
-        }
+        for (size_t c = 0; c < (size_t)layout->head_dim; c++) row[c] = clamp_to_f16(x[c * TOKENS + t]);
         quantize[layout->type](row, out + layout->codes_at + t * row_bytes, layout->head_dim);
     }
 }
@@ -167,8 +177,10 @@ static void encode_raw(const ath_kv_layout *layout, const uint16_t *tile, uint8_
     }
     for (size_t i = 0; i < n; i++) {
         float x = ath_f16_to_f32(tile[i]);
-        if (layout->type == ATH_KV_F32) memcpy(out + i * sizeof x, &x, sizeof x);
-        else put_u16(out + 2 * i, ath_f32_to_bf16(x));
+        if (layout->type == ATH_KV_F32)
+            memcpy(out + i * sizeof x, &x, sizeof x);
+        else
+            put_u16(out + 2 * i, ath_f32_to_bf16(x));
     }
 }
 
@@ -233,7 +245,8 @@ static void decode_blocks(const ath_kv_layout *layout, const uint8_t *page, floa
 void ath_kv_decode_page(const ath_kv_layout *layout, const uint8_t *page, float *tile) {
     size_t channels = (size_t)layout->head_dim;
     if (ath_kv_type_is_raw(layout->type)) {
-        ath_tensor_type_get(ath_kv_tensor_type(layout->type))->dequantize(page, tile, (int64_t)(channels * TOKENS));
+        const ath_tensor_type_info *info = ath_tensor_type_get(ath_kv_tensor_type(layout->type));
+        info->dequantize(page, tile, (int64_t)(channels * TOKENS));
         return;
     }
     if (ath_kv_type_is_turbo(layout->type)) {

@@ -1,9 +1,9 @@
 /* Pages of the KV cache: types, byte layout, and the reference encoder and decoder.
  *
- * A page holds 128 consecutive tokens of one layer and one kv head, K or V ("side"). It is encoded as a unit when its
- * 128th token is there, so it may carry side data for the page as a whole. docs/turbo_format.md is the normative text;
- * this header states the layout once for the C code. The recipe and its sources (TurboQuant: random rotation and a
- * fixed codebook; page mean and equalisation of K) are described there.
+ * A page holds 128 consecutive tokens of one layer and one kv head, K or V ("side"). It is encoded as a unit
+ * when its 128th token is there, so it may carry side data for the page as a whole. docs/turbo_format.md is
+ * the normative text; this header states the layout once for the C code. The recipe and its sources
+ * (TurboQuant: random rotation and a fixed codebook; page mean and equalisation of K) are described there.
  *
  * Plain (unencoded) tiles, f16 or f32, have one of two shapes:
  *     K: [head_dim][128]  channel-major, tokens contiguous: scores of 16 tokens are 16 lanes
@@ -19,10 +19,10 @@
 
 enum {
     ATH_PAGE_TOKENS = 128,
-    ATH_SINK_TOKENS = 4,     /* first positions of a sequence, always read in f16 */
+    ATH_SINK_TOKENS = 4, /* first positions of a sequence, always read in f16 */
     ATH_MAX_HEAD_DIM = 1024,
     ATH_MAX_PARTS = 16,
-    ATH_PAGE_SLACK = 64,     /* readable bytes that every page buffer must have after its last byte */
+    ATH_PAGE_SLACK = 64, /* readable bytes that every page buffer must have after its last byte */
 };
 
 typedef enum ath_kv_type {
@@ -47,8 +47,12 @@ const char *ath_kv_type_name(ath_kv_type type);
 ath_status ath_kv_type_parse(ath_kv_type *out, const char *name, ath_error *err);
 
 /* f32, f16 and bf16 pages are plain tiles, written token by token; all other types are encoded when full. */
-static inline bool ath_kv_type_is_raw(ath_kv_type type) { return type <= ATH_KV_BF16; }
-static inline bool ath_kv_type_is_turbo(ath_kv_type type) { return type >= ATH_KV_TURBO4; }
+static inline bool ath_kv_type_is_raw(ath_kv_type type) {
+    return type <= ATH_KV_BF16;
+}
+static inline bool ath_kv_type_is_turbo(ath_kv_type type) {
+    return type >= ATH_KV_TURBO4;
+}
 /* 4, 3, 2 for the turbo types; 0 otherwise. */
 static inline int ath_kv_turbo_bits(ath_kv_type type) {
     return ath_kv_type_is_turbo(type) ? 4 - (int)(type - ATH_KV_TURBO4) : 0;
@@ -58,37 +62,35 @@ static inline int ath_kv_turbo_bits(ath_kv_type type) {
 int ath_kv_tensor_type(ath_kv_type type);
 
 /* One side of one kv head in a page. All offsets and sizes are multiples of 16 bytes. Sections in this order:
- *   codes  turbo: units of 64 codes, 8*bits bytes each, code i of a unit at bits [bits*i, bits*i + bits), least
- *                 significant first.
- *                 K: unit (g, q) covers tokens 16g..16g+15 and channels 4q..4q+3; code i = token i/4, channel i%4;
- *                    unit index g*(head_dim/4) + q.
- *                 V: unit (q, g) covers tokens 4q..4q+3 and channels 16g..16g+15; code i = channel i/4, token i%4;
- *                    unit index q*(head_dim/16) + g.
- *          block types: [128 tokens][head_dim/32] of the type's GGUF block
- *          raw types: the plain tile
- *   norms  turbo only: bf16 [n_parts][128]
- *   mean   encoded K only: f16 [head_dim]
- *   eq     encoded K only: u8 [head_dim], scale 2^((e-128)/4) */
+ *   codes  turbo: units of 64 codes, 8*bits bytes each, code i of a unit at bits [bits*i, bits*i + bits),
+ * least significant first. K: unit (g, q) covers tokens 16g..16g+15 and channels 4q..4q+3; code i = token
+ * i/4, channel i%4; unit index g*(head_dim/4) + q. V: unit (q, g) covers tokens 4q..4q+3 and channels
+ * 16g..16g+15; code i = channel i/4, token i%4; unit index q*(head_dim/16) + g. block types: [128
+ * tokens][head_dim/32] of the type's GGUF block raw types: the plain tile norms  turbo only: bf16
+ * [n_parts][128] mean   encoded K only: f16 [head_dim] eq     encoded K only: u8 [head_dim], scale
+ * 2^((e-128)/4) */
 typedef struct ath_kv_layout {
     ath_kv_type type;
     bool is_key;
     int head_dim;
-    int n_parts;                    /* Hadamard parts: powers of two, at most 128, greedy from the left */
-    int part_dim[ATH_MAX_PARTS];    /* channels of each part; sum = head_dim */
-    int part_start[ATH_MAX_PARTS];  /* first channel of each part */
+    int n_parts;                   /* Hadamard parts: powers of two, at most 128, greedy from the left */
+    int part_dim[ATH_MAX_PARTS];   /* channels of each part; sum = head_dim */
+    int part_start[ATH_MAX_PARTS]; /* first channel of each part */
     size_t codes_at, norms_at, mean_at, eq_at; /* byte offsets; codes_at = 0 */
-    size_t bytes;                   /* of the whole side */
+    size_t bytes;                              /* of the whole side */
 } ath_kv_layout;
 
-/* ATH_ERR_UNSUPPORTED names the head_dim and the types that it can be stored in: raw types take any head_dim of at most
- * ATH_MAX_HEAD_DIM, turbo types need a multiple of 16, block types a multiple of 32. */
-ath_status ath_kv_layout_init(ath_kv_layout *layout, ath_kv_type type, int head_dim, bool is_key, ath_error *err);
+/* ATH_ERR_UNSUPPORTED names the head_dim and the types that it can be stored in: raw types take any head_dim
+ * of at most ATH_MAX_HEAD_DIM, turbo types need a multiple of 16, block types a multiple of 32. */
+ath_status ath_kv_layout_init(ath_kv_layout *layout, ath_kv_type type, int head_dim, bool is_key,
+                              ath_error *err);
 
 /* +1 or -1 for each channel of a head: the fixed random signs of the rotation, [ATH_MAX_HEAD_DIM]. */
 const float *ath_rotation_signs(void);
 
-/* y = H (s o x) / sqrt(n) per part, in place, for one head vector of layout->head_dim values, and its inverse.
- * Butterflies ascend (1, 2, 4 ...), the scale is multiplied last: the order is part of the format's reference. */
+/* y = H (s o x) / sqrt(n) per part, in place, for one head vector of layout->head_dim values, and its
+ * inverse. Butterflies ascend (1, 2, 4 ...), the scale is multiplied last: the order is part of the format's
+ * reference. */
 void ath_rotate(const ath_kv_layout *layout, float *x);
 void ath_unrotate(const ath_kv_layout *layout, float *x);
 
@@ -101,17 +103,18 @@ float ath_rotation_scale(int n);
 
 /* The scalar codebook of a turbo type: 2^bits int8 values, ascending. */
 const int8_t *ath_turbo_table(ath_kv_type type);
-/* 2^bits - 1 ascending thresholds in units of the part's rms; a code is the number of thresholds <= the value. */
+/* 2^bits - 1 ascending thresholds in units of the part's rms; a code is the number of thresholds <= the
+ * value. */
 const float *ath_turbo_thresholds(ath_kv_type type);
 /* Integer units of the codebook per unit of rms. Pages don't need it (their norms include it). */
 float ath_turbo_scale(ath_kv_type type);
 
-/* The equalisation scale 2^((e-128)/4), rounded to f32; e is clamped to 112..144, which encoders never leave. Its
- * reciprocal is ath_eq_scale(256 - e). */
+/* The equalisation scale 2^((e-128)/4), rounded to f32; e is clamped to 112..144, which encoders never leave.
+ * Its reciprocal is ath_eq_scale(256 - e). */
 float ath_eq_scale(uint8_t e);
 
-/* Encodes a full page. tile: f16 in the side's plain shape, all finite. out: layout->bytes. Raw types are converted.
- * Reference version; the kernels' versions give the same bytes. scratch: [head_dim*128] floats. */
+/* Encodes a full page. tile: f16 in the side's plain shape, all finite. out: layout->bytes. Raw types are
+ * converted. Reference version; the kernels' versions give the same bytes. scratch: [head_dim*128] floats. */
 void ath_kv_encode_page(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out, float *scratch);
 
 /* Decodes a page to f32 in the side's plain shape and original domain (unrotated, times eq, plus mean). */

@@ -6,12 +6,15 @@
 #include "codec/tensor_type.h"
 
 static const char *const type_names[ATH_KV_TYPE_COUNT] = {
-    [ATH_KV_F32] = "f32",       [ATH_KV_F16] = "f16",       [ATH_KV_BF16] = "bf16",     [ATH_KV_Q8_0] = "q8_0",
-    [ATH_KV_Q5_1] = "q5_1",     [ATH_KV_Q5_0] = "q5_0",     [ATH_KV_Q4_1] = "q4_1",     [ATH_KV_Q4_0] = "q4_0",
-    [ATH_KV_IQ4_NL] = "iq4_nl", [ATH_KV_TURBO4] = "turbo4", [ATH_KV_TURBO3] = "turbo3", [ATH_KV_TURBO2] = "turbo2",
+    [ATH_KV_F32] = "f32",       [ATH_KV_F16] = "f16",       [ATH_KV_BF16] = "bf16",
+    [ATH_KV_Q8_0] = "q8_0",     [ATH_KV_Q5_1] = "q5_1",     [ATH_KV_Q5_0] = "q5_0",
+    [ATH_KV_Q4_1] = "q4_1",     [ATH_KV_Q4_0] = "q4_0",     [ATH_KV_IQ4_NL] = "iq4_nl",
+    [ATH_KV_TURBO4] = "turbo4", [ATH_KV_TURBO3] = "turbo3", [ATH_KV_TURBO2] = "turbo2",
 };
 
-const char *ath_kv_type_name(ath_kv_type type) { return type_names[type]; }
+const char *ath_kv_type_name(ath_kv_type type) {
+    return type_names[type];
+}
 
 int ath_kv_tensor_type(ath_kv_type type) {
     static const int ids[ATH_KV_TURBO4] = {
@@ -59,17 +62,20 @@ static void split_parts(ath_kv_layout *layout) {
     }
 }
 
-ath_status ath_kv_layout_init(ath_kv_layout *layout, ath_kv_type type, int head_dim, bool is_key, ath_error *err) {
-    if ((int)type < 0 || type >= ATH_KV_TYPE_COUNT) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "no cache type has the number %d", (int)type);
+ath_status ath_kv_layout_init(ath_kv_layout *layout, ath_kv_type type, int head_dim, bool is_key,
+                              ath_error *err) {
+    if ((int)type < 0 || type >= ATH_KV_TYPE_COUNT)
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "no cache type has the number %d", (int)type);
     if (head_dim < 1 || head_dim > ATH_MAX_HEAD_DIM) {
-        return ATH_FAIL(err, ATH_ERR_UNSUPPORTED, "head_dim %d can't be stored in any cache type: 1 to %d can",
-                        head_dim, ATH_MAX_HEAD_DIM);
+        return ATH_FAIL(err, ATH_ERR_UNSUPPORTED,
+                        "head_dim %d can't be stored in any cache type: 1 to %d can", head_dim,
+                        ATH_MAX_HEAD_DIM);
     }
     if (head_dim % channel_step(type)) {
         char types[256];
         list_types(types, sizeof types, head_dim);
         return ATH_FAIL(err, ATH_ERR_UNSUPPORTED,
-                        "head_dim %d can't be stored as %s, which needs a multiple of %d; it can be stored as %s", head_dim,
+                        "head_dim %d can't be stored as %s (needs a multiple of %d), but as %s", head_dim,
                         type_names[type], channel_step(type), types);
     }
     *layout = (ath_kv_layout){.type = type, .is_key = is_key, .head_dim = head_dim};
