@@ -2,8 +2,9 @@
  *
  * Order: logit bias, the steps of params.steps one after another, then one draw. Flags, names and defaults
  * are those of the llama.cpp programs, and so is the arithmetic (float softmax, mt19937, order of the
- * candidates), so that the same seed on the same logits gives the same tokens. Two deliberate differences:
- * values that make no sense are refused instead of ignored, and a token of probability 0 is never drawn.
+ * candidates), so that the same seed on the same logits gives the same tokens. Deliberate differences: values
+ * that make no sense are refused instead of ignored; a token of probability 0 is never drawn and does not
+ * spoil "typical"; a k of mirostat 1 above 2^31 means all.
  *
  * temp <= 0 (without dynatemp) is arg-max, the lowest id among equals, whether "temperature" is in the list
  * or not. mirostat replaces the whole list by temperature and mirostat. adaptive_target >= 0 replaces the

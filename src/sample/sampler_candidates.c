@@ -24,12 +24,18 @@ void ath_candidates_softmax(ath_candidates *c) {
     for (int32_t i = 0; i < c->size; i++) c->data[i].p /= sum;
 }
 
-static bool before(const ath_candidate *a, const ath_candidate *b) {
+typedef bool order_fn(const ath_candidate *a, const ath_candidate *b);
+
+static inline bool better(const ath_candidate *a, const ath_candidate *b) {
     return a->key > b->key || (a->key == b->key && a->id < b->id);
 }
 
-/* Node i of the heap of n nodes is root[-i]. */
-static void sift_down(ath_candidate *root, int32_t n, int32_t i) {
+static inline bool worse(const ath_candidate *a, const ath_candidate *b) {
+    return better(b, a);
+}
+
+/* Node i of the heap of n nodes is root[-i]; inline, so that the order is compiled in. */
+static inline void sift_down(ath_candidate *root, int32_t n, int32_t i, order_fn *before) {
     ath_candidate moving = root[-i];
     for (int32_t child; (child = 2 * i + 1) < n; i = child) {
         if (child + 1 < n && before(&root[-(child + 1)], &root[-child])) child++;
@@ -41,7 +47,7 @@ static void sift_down(ath_candidate *root, int32_t n, int32_t i) {
 
 void ath_candidates_heapify(ath_candidates *c) {
     c->n_sorted = 0;
-    for (int32_t i = c->size / 2 - 1; i >= 0; i--) sift_down(&c->data[c->size - 1], c->size, i);
+    for (int32_t i = c->size / 2 - 1; i >= 0; i--) sift_down(&c->data[c->size - 1], c->size, i, better);
 }
 
 void ath_candidates_pop(ath_candidates *c) {
@@ -49,7 +55,7 @@ void ath_candidates_pop(ath_candidates *c) {
     int32_t n = c->size - c->n_sorted - 1;
     *root = c->data[c->n_sorted];
     c->data[c->n_sorted++] = best;
-    if (n > 1) sift_down(root, n, 0);
+    if (n > 1) sift_down(root, n, 0, better);
 }
 
 void ath_candidates_heapify_logits(ath_candidates *c) {
@@ -61,6 +67,23 @@ void ath_candidates_heapify_logits(ath_candidates *c) {
 void ath_candidates_sort(ath_candidates *c) {
     ath_candidates_heapify_logits(c);
     while (c->n_sorted < c->size) ath_candidates_pop(c);
+}
+
+/* A heap of k with the worst on top: nearly all of a vocabulary fails the one comparison with it. */
+void ath_candidates_keep_best(ath_candidates *c, int32_t k) {
+    if (!c->n_sorted) {
+        ath_candidate *root = &c->data[k - 1];
+        for (int32_t i = 0; i < c->size; i++) c->data[i].key = c->data[i].logit;
+        for (int32_t i = k / 2 - 1; i >= 0; i--) sift_down(root, k, i, worse);
+        for (int32_t i = k; i < c->size; i++) {
+            if (!better(&c->data[i], root)) continue;
+            *root = c->data[i];
+            sift_down(root, k, 0, worse);
+        }
+    }
+    c->size = k;
+    if (c->n_sorted) c->n_sorted = k;
+    ath_candidates_sort(c);
 }
 
 int32_t ath_draw_dist(ath_candidates *c, ath_rng *rng) {

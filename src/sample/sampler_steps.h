@@ -34,14 +34,15 @@ void ath_candidates_heapify(ath_candidates *c);
 void ath_candidates_pop(ath_candidates *c);
 void ath_candidates_heapify_logits(ath_candidates *c); /* no-op if sorted */
 void ath_candidates_sort(ath_candidates *c);
+void ath_candidates_keep_best(ath_candidates *c, int32_t k); /* 1 <= k <= size; sorted */
 
 /* Draws, as an index into data, or -1 if the weights are no numbers. dist computes p itself and always takes
  * one number; discrete uses p as it is and takes none for a single candidate. */
 int32_t ath_draw_dist(ath_candidates *c, ath_rng *rng);
 int32_t ath_draw_discrete(const ath_candidates *c, ath_rng *rng);
 
-/* sampler_truncation.c: the candidates that stay keep their logits; min_keep is a lower bound of how many do.
- */
+/* sampler_truncation.c: the candidates that stay keep their logits (top_n_sigma: see there); min_keep is a
+ * lower bound of how many do. */
 
 void ath_step_top_k(ath_candidates *c, int32_t k);
 void ath_step_top_p(ath_candidates *c, float p, int32_t min_keep);

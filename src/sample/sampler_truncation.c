@@ -12,10 +12,7 @@ static void keep_sorted(ath_candidates *c, int32_t n) {
 /* The k most likely, sorted. */
 void ath_step_top_k(ath_candidates *c, int32_t k) {
     if (k <= 0) return;
-    if (k > c->size) k = c->size;
-    ath_candidates_heapify_logits(c);
-    while (c->n_sorted < k) ath_candidates_pop(c);
-    keep_sorted(c, k);
+    ath_candidates_keep_best(c, k < c->size ? k : c->size);
 }
 
 /* The fewest most likely whose probabilities sum to p (nucleus; Holtzman et al., 2019), sorted. */
@@ -33,22 +30,26 @@ void ath_step_top_p(ath_candidates *c, float p, int32_t min_keep) {
     keep_sorted(c, n);
 }
 
+/* In their present order. */
+static void keep_at_least(ath_candidates *c, float floor) {
+    bool sorted = c->n_sorted > 0;
+    int32_t n = 0;
+    for (int32_t i = 0; i < c->size; i++)
+        if (c->data[i].logit >= floor) c->data[n++] = c->data[i];
+    c->size = n;
+    c->n_sorted = sorted ? n : 0;
+}
+
 /* Those at least p times as likely as the most likely. In logits, so that no softmax is needed. */
 void ath_step_min_p(ath_candidates *c, float p, int32_t min_keep) {
     if (p <= 0) return;
     float floor = ath_candidates_max(c) + logf(p);
     int32_t n = 0;
     for (int32_t i = 0; i < c->size; i++) n += c->data[i].logit >= floor;
-    if (n < min_keep || n == 0) {
+    if (n < min_keep || n == 0)
         ath_step_top_k(c, min_keep);
-        return;
-    }
-    bool sorted = c->n_sorted > 0;
-    n = 0;
-    for (int32_t i = 0; i < c->size; i++)
-        if (c->data[i].logit >= floor) c->data[n++] = c->data[i];
-    c->size = n;
-    c->n_sorted = sorted ? n : 0;
+    else
+        keep_at_least(c, floor);
 }
 
 /* Those whose surprise -log p is nearest to the expected one, the entropy, up to a probability mass of p
@@ -72,13 +73,12 @@ void ath_step_typical(ath_candidates *c, float p, int32_t min_keep) {
     c->n_sorted = 0;
 }
 
-/* Those whose logit is within n standard deviations of the greatest (Tang et al., 2024), sorted. Banned
- * tokens
- * (-inf) don't count. */
+/* Bans what is more than n standard deviations below the greatest logit (Tang et al., 2024). The banned stay
+ * in the array at -inf, for later steps look at its size. Those banned before don't count. */
 void ath_step_top_n_sigma(ath_candidates *c, float n) {
     if (n <= 0 || c->size <= 1) return;
     float sum = 0, squares = 0;
-    int32_t count = 0, kept = 0;
+    int32_t count = 0;
     for (int32_t i = 0; i < c->size; i++) {
         if (c->data[i].logit == -INFINITY) continue;
         sum += c->data[i].logit;
@@ -91,8 +91,8 @@ void ath_step_top_n_sigma(ath_candidates *c, float n) {
         if (c->data[i].logit != -INFINITY) squares += d * d;
     }
     float floor = ath_candidates_max(c) - n * sqrtf(squares / (float)count);
-    for (int32_t i = 0; i < c->size; i++) kept += c->data[i].logit >= floor;
-    ath_step_top_k(c, kept);
+    for (int32_t i = 0; i < c->size; i++)
+        if (c->data[i].logit < floor) c->data[i].logit = -INFINITY;
 }
 
 /* "Exclude top choices": with the given probability, of those at least as likely as threshold only the least
