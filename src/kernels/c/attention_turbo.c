@@ -40,7 +40,7 @@ void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const f
         float x[ATH_MAX_HEAD_DIM], lanes[16] = {0};
         for (int c = 0; c < head_dim; c++) {
             lanes[c % 16] = fmaf(q[c], ath_f16_to_f32(mean[c]), lanes[c % 16]);
-            x[c] = q[c] * ath_kv_eq_scale(eq[c]);
+            x[c] = q[c] * ath_eq_scale(eq[c]);
         }
         out->bias = ath_sum_lanes(lanes);
         ath_rotate(layout, x);
