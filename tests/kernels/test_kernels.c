@@ -1,0 +1,359 @@
+/* The matrix product and element-wise kernels: every version against C bit for bit, C against double.
+ * With --bench: speed of each version on one thread. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "kernels/cpu_flags.h"
+#include "kernels/elementwise.h"
+#include "kernels/matmul.h"
+#include "kernels/vector_math.h"
+#include "kernels/weights.h"
+
+enum { SEED = 20240607, ROWS = ATH_PANEL_ROWS, COLS = ATH_TILE_MAX };
+
+static const uint32_t masks[] = {ATH_CPU_AVX2, ~0u};
+
+static ath_tensor_type type_of(int format) {
+    if (format < ATH_PANEL_QUANTISED) return ath_panel_infos[format].type;
+    return format == ATH_PANEL_F32 ? ATH_TYPE_F32 : format == ATH_PANEL_F16 ? ATH_TYPE_F16 : ATH_TYPE_BF16;
+}
+
+static bool is_quantised(int format) { return format < ATH_PANEL_QUANTISED; }
+
+/* A panel and columns to multiply it with. Buffers have their exact size, so that a sanitizer sees a read past them. */
+typedef struct problem {
+    int format, n_rows, n_cols, width;
+    int64_t n_in;
+    uint8_t *rows, *panel, *act;
+    float *x[COLS];
+    float out[COLS][ROWS], *out_at[COLS];
+} problem;
+
+static void make_problem(problem *p, int format, int64_t n_in, int n_rows, int n_cols, uint64_t *state) {
+    *p = (problem){.format = format, .n_rows = n_rows, .n_cols = n_cols, .width = ath_tile_width(n_cols), .n_in = n_in};
+    ath_tensor_type type = type_of(format);
+    size_t row_bytes = ath_tensor_type_row_bytes((int)type, n_in), act_bytes = ath_tile_bytes(is_quantised(format), p->width, n_in);
+    p->rows = malloc(row_bytes * (size_t)n_rows);
+    p->panel = aligned_alloc(64, ath_panel_bytes(format, n_in));
+    p->act = malloc(act_bytes);
+    assert_true(p->rows && p->panel && p->act);
+    test_rows(type, p->rows, n_in, n_rows, state);
+    ath_panel_pack(format, p->rows, row_bytes, n_rows, n_in, p->panel);
+    for (int c = 0; c < n_cols; c++) {
+        p->x[c] = malloc((size_t)n_in * sizeof(float));
+        assert_non_null(p->x[c]);
+        for (int64_t k = 0; k < n_in; k++) p->x[c][k] = test_uniform(state) * (float)(c + 1);
+    }
+}
+
+static void free_problem(problem *p) {
+    free(p->rows);
+    free(p->panel);
+    free(p->act);
+    for (int c = 0; c < COLS; c++) free(p->x[c]);
+}
+
+/* Makes the tile, fills its unused columns with NaN and large codes, and multiplies. */
+static void run_problem(problem *p, const ath_matmul_kernels *k) {
+    bool quantised = is_quantised(p->format);
+    (quantised ? k->quantise : k->interleave)((const float *const *)p->x, p->n_cols, p->width, p->n_in, p->act);
+    int64_t units = quantised ? p->n_in / 32 * 11 : p->n_in;
+    for (int64_t u = 0; u < units; u++) {
+        for (int c = p->n_cols; c < p->width; c++) memset(p->act + (u * p->width + c) * 4, 0x7f, 4), p->act[(u * p->width + c) * 4 + 2] = 0xff;
+    }
+    for (int c = 0; c < COLS; c++) {
+        p->out_at[c] = p->out[c];
+        for (int r = 0; r < ROWS; r++) p->out[c][r] = 1234.0f;
+    }
+    ath_matmul_tile tile = {(ath_panel_format)p->format, p->panel, p->act, p->out_at, p->n_in, p->width, p->n_cols, p->n_rows};
+    k->tile[p->format][ath_tile_width_log2(p->width)](&tile);
+}
+
+static void check_versions(int format, int64_t n_in, int n_rows, int n_cols, uint64_t *state) {
+    ath_matmul_kernels c, simd;
+    ath_matmul_kernels_init(&c, 0);
+    problem p;
+    make_problem(&p, format, n_in, n_rows, n_cols, state);
+    run_problem(&p, &c);
+    float expected[COLS][ROWS];
+    memcpy(expected, p.out, sizeof expected);
+    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+        ath_matmul_kernels_init(&simd, ath_cpu_flags(masks[m]));
+        run_problem(&p, &simd);
+        if (memcmp(expected, p.out, sizeof expected) == 0) continue;
+        fail_msg("%s of %s differs from C: n_in %d, %d rows, %d columns", ath_tensor_type_get((int)type_of(format))->name,
+                 simd.isa, (int)n_in, n_rows, n_cols);
+    }
+    for (int i = 0; i < COLS; i++) {
+        for (int r = 0; r < ROWS; r++) {
+            if (i >= n_cols || r >= n_rows) assert_true(p.out[i][r] == 1234.0f);
+            else assert_true(isfinite(p.out[i][r]));
+        }
+    }
+    free_problem(&p);
+}
+
+static void test_versions_agree(void **unused) {
+    (void)unused;
+    uint64_t state = SEED;
+    for (int format = 0; format < ATH_PANEL_COUNT; format++) {
+        int64_t block = ath_tensor_type_get((int)type_of(format))->block_size;
+        for (int n_cols = 1; n_cols <= (is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT); n_cols++) {
+            for (int64_t n = 1; n <= 11; n += n_cols % 2 ? 1 : 3) check_versions(format, n * block, 16, n_cols, &state);
+            for (int n_rows = 1; n_rows < 16; n_rows += 3) check_versions(format, 3 * block, n_rows, n_cols, &state);
+        }
+    }
+}
+
+/* The bits of a column depend on nothing else in the tile. */
+static void test_widths_agree(void **unused) {
+    (void)unused;
+    uint64_t state = SEED;
+    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+        ath_matmul_kernels k;
+        ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
+        for (int format = 0; format < ATH_PANEL_COUNT; format++) {
+            problem p;
+            make_problem(&p, format, 512, 16, is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT, &state);
+            run_problem(&p, &k);
+            float expected[COLS][ROWS];
+            memcpy(expected, p.out, sizeof expected);
+            for (; p.n_cols > 0; p.n_cols--) {
+                p.width = ath_tile_width(p.n_cols);
+                run_problem(&p, &k);
+                assert_memory_equal(expected, p.out, (size_t)p.n_cols * sizeof expected[0]);
+            }
+            p.n_cols = COLS;
+            free_problem(&p);
+        }
+    }
+}
+
+/* The activation that the kernels see: x in 8 bits, times its scale. */
+static double seen_activation(const problem *p, int64_t k, int c) {
+    if (!is_quantised(p->format)) return p->x[c][k];
+    const uint8_t *block = p->act + k / 32 * 44 * p->width;
+    float dx;
+    memcpy(&dx, block + 32 * p->width + 4 * c, 4);
+    return (double)(int8_t)block[k % 32 / 4 * 4 * p->width + 4 * c + k % 4] * (double)dx;
+}
+
+/* Each product of a block (at most two) and each sum is rounded once: 2^-24 of the sum of magnitudes, as often as there
+ * are roundings. With a minimum, code and minimum parts may each be as large as the largest weight. */
+static void check_against_double(int format, int64_t n_in, uint64_t *state) {
+    ath_matmul_kernels k;
+    ath_matmul_kernels_init(&k, 0);
+    problem p;
+    make_problem(&p, format, n_in, 16, is_quantised(format) ? 5 : 3, state);
+    run_problem(&p, &k);
+    ath_tensor_type type = type_of(format);
+    float *w = malloc((size_t)n_in * sizeof *w);
+    assert_non_null(w);
+    double steps = is_quantised(format) ? (double)(n_in / 32 * 2 + 8) : (double)(n_in / 4 + 4);
+    for (int r = 0; r < 16; r++) {
+        ath_tensor_type_get((int)type)->dequantize(p.rows + (size_t)r * ath_tensor_type_row_bytes((int)type, n_in), w, n_in);
+        double largest = 0;
+        for (int64_t i = 0; i < n_in && is_quantised(format); i++) largest = fmax(largest, 2 * fabs((double)w[i]));
+        for (int c = 0; c < p.n_cols; c++) {
+            double sum = 0, size = 0;
+            for (int64_t i = 0; i < n_in; i++) {
+                double x = seen_activation(&p, i, c);
+                sum += (double)w[i] * x;
+                size += (fabs((double)w[i]) + largest) * fabs(x);
+            }
+            if (fabs(sum - (double)p.out[c][r]) > steps * 0x1p-24 * size)
+                fail_msg("%s: row %d column %d is %.9g, not %.9g", ath_tensor_type_get((int)type)->name, r, c, (double)p.out[c][r], sum);
+        }
+    }
+    free(w);
+    free_problem(&p);
+}
+
+static void test_c_against_double(void **unused) {
+    (void)unused;
+    uint64_t state = SEED;
+    for (int format = 0; format < ATH_PANEL_COUNT; format++) {
+        check_against_double(format, 256, &state);
+        check_against_double(format, 1536, &state);
+    }
+}
+
+static void test_quantise(void **unused) {
+    (void)unused;
+    uint64_t state = SEED;
+    enum { N = 32 * 12 };
+    float x[2][N];
+    const float *rows[2] = {x[0], x[1]};
+    for (int c = 0; c < 2; c++) {
+        for (int i = 0; i < N; i++) x[c][i] = test_uniform(&state) * 3;
+        for (int i = 0; i < 32; i++) x[c][i] = 0;                        /* zero block */
+        for (int i = 32; i < 64; i++) x[c][i] = (float)(i - 32) - 0.5f;  /* ties, once 127 is the largest */
+        x[c][63] = 127;
+        for (int i = 64; i < 96; i++) x[c][i] *= 0x1p-110f;
+        for (int i = 96; i < 128; i++) x[c][i] *= 0x1p-140f;
+        for (int i = 128; i < 160; i++) x[c][i] *= 0x1p125f;
+        x[c][170] = INFINITY;
+        x[c][200] = NAN;
+        x[c][230] = -NAN;
+        x[c][231] = -INFINITY;
+    }
+    uint8_t expected[N / 32 * 88], got[N / 32 * 88];
+    ath_matmul_kernels k;
+    ath_matmul_kernels_init(&k, 0);
+    k.quantise(rows, 2, 2, N, expected);
+    for (int i = 0; i < 32; i++) assert_int_equal(expected[88 + i / 4 * 8 + i % 4], i == 31 ? 127 : (int)rintf(x[0][32 + i]));
+    for (int b = 5; b < 8; b++) {
+        float dx;
+        memcpy(&dx, expected + b * 88 + 64, 4);
+        assert_false(isfinite(dx));
+    }
+    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+        ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
+        k.quantise(rows, 2, 2, N, got);
+        assert_memory_equal(expected, got, sizeof got);
+    }
+}
+
+static void test_gates(void **unused) {
+    (void)unused;
+    uint64_t state = SEED;
+    enum { N = 1000 };
+    static float x[N], up[N], expected[N], got[N];
+    for (int i = 0; i < N; i++) x[i] = test_uniform(&state) * (i % 3 ? 8.0f : 120.0f), up[i] = test_uniform(&state);
+    const float special[] = {0, -0.0f, INFINITY, -INFINITY, 1e-30f, 87.5f, -87.5f, 88.75f, -88.75f, 103.9f, -104.5f, 3e38f, -3e38f};
+    memcpy(x, special, sizeof special);
+    for (int gelu = 0; gelu < 2; gelu++) {
+        for (int n = N; n > N - 17; n--) {
+            ath_elementwise_kernels k;
+            ath_elementwise_kernels_init(&k, 0);
+            memcpy(expected, x, sizeof x);
+            (gelu ? k.gate_gelu : k.gate_silu)(expected, up, n);
+            for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+                ath_elementwise_kernels_init(&k, ath_cpu_flags(masks[m]));
+                memcpy(got, x, sizeof x);
+                (gelu ? k.gate_gelu : k.gate_silu)(got, up, n);
+                for (int i = 0; i < N; i++) assert_true(memcmp(&got[i], &expected[i], 4) == 0 || (isnan(got[i]) && isnan(expected[i])));
+            }
+        }
+        for (int i = 20; i < N; i++) {
+            double v = x[i], u = 0.7978845608028654 * (v + 0.044715 * v * v * v);
+            double truth = (gelu ? 0.5 * v * (1 + tanh(u)) : v / (1 + exp(-v))) * (double)up[i];
+            /* the exponent's rounding is an error relative to its size; what is left of e^-88 is lost */
+            double rounding = 4e-7 * (1 + (gelu ? 2 * fabs(u) : fabs(v)));
+            assert_true(fabs((double)expected[i] - truth) <= rounding * fabs(truth) + 1e-35);
+        }
+    }
+}
+
+static void test_exp(void **unused) {
+    (void)unused;
+    double worst = 0;
+    for (double x = -87.3; x < 88.7; x += 0.0017) worst = fmax(worst, fabs((double)ath_expf((float)x) / exp((double)(float)x) - 1));
+    assert_true(worst < 3e-7);
+    assert_true(ath_expf(-INFINITY) == 0 && ath_expf(-105) == 0 && ath_expf(0) == 1);
+    assert_true(isinf(ath_expf(89)) && isnan(ath_expf(NAN)));
+}
+
+static void test_cpu_mask(void **unused) {
+    (void)unused;
+    assert_int_equal(ath_cpu_flags(0), 0);
+    assert_int_equal(ath_cpu_flags(ATH_CPU_AVX512_ALL & ~(uint32_t)ATH_CPU_AVX2), 0);
+    assert_int_equal(ath_cpu_flags(ATH_CPU_AVX2) & ~(uint32_t)ATH_CPU_AVX2, 0);
+    assert_int_equal(ath_cpu_flags(~0u & ~(uint32_t)ATH_CPU_AVX512) & ~(uint32_t)ATH_CPU_AVX2, 0);
+    char text[64];
+    ath_cpu_flags_describe(0, text, sizeof text);
+    assert_string_equal(text, "plain C");
+    ath_cpu_flags_describe(ATH_CPU_AVX512_ALL, text, sizeof text);
+    assert_string_equal(text, "avx2 avx512 vnni vbmi");
+    ath_cpu_flags_describe(ATH_CPU_AVX512_ALL, text, 7);
+    assert_string_equal(text, "avx2 a");
+}
+
+/* ---- speed */
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+enum { BENCH_IN = 2048, BENCH_BYTES = 64 << 20, BENCH_COLUMNS = 512, BENCH_PANELS = 8 };
+
+/* Seconds for n_panels panels against n_tiles tiles of one width. */
+static double bench_run(const ath_matmul_kernels *k, int format, const uint8_t *panels, int64_t n_panels, const uint8_t *act,
+                        int64_t n_tiles, int width) {
+    static float out[COLS][ROWS];
+    float *out_at[COLS];
+    for (int c = 0; c < COLS; c++) out_at[c] = out[c];
+    size_t panel_bytes = ath_panel_bytes(format, BENCH_IN), act_bytes = ath_tile_bytes(is_quantised(format), width, BENCH_IN);
+    double start = now();
+    for (int64_t p = 0; p < n_panels; p++) {
+        for (int64_t i = 0; i < n_tiles; i++) {
+            ath_matmul_tile tile = {(ath_panel_format)format, panels + (size_t)p * panel_bytes, act + (size_t)i * act_bytes, out_at,
+                                    BENCH_IN, width, width, ROWS};
+            k->tile[format][ath_tile_width_log2(width)](&tile);
+        }
+    }
+    return now() - start;
+}
+
+static void bench_format(const ath_matmul_kernels *k, int format, uint8_t *panels, uint8_t *act) {
+    uint64_t state = SEED;
+    size_t panel_bytes = ath_panel_bytes(format, BENCH_IN);
+    problem p;
+    make_problem(&p, format, BENCH_IN, ROWS, is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT, &state);
+    run_problem(&p, k);
+    int64_t n_panels = (int64_t)(BENCH_BYTES / panel_bytes), n_tiles = BENCH_COLUMNS / p.width;
+    for (int64_t i = 0; i < n_panels; i++) memcpy(panels + (size_t)i * panel_bytes, p.panel, panel_bytes);
+    size_t act_bytes = ath_tile_bytes(is_quantised(format), p.width, BENCH_IN);
+    for (int64_t i = 0; i < n_tiles; i++) memcpy(act + (size_t)i * act_bytes, p.act, act_bytes);
+    bool c = k->tile[format][0] != NULL && strcmp(k->isa, "c") == 0;
+    int64_t n_decode = c ? 16 : n_panels, n_prefill = c ? 1 : BENCH_PANELS;
+    double decode = 1e9, prefill = 1e9;
+    for (int i = 0; i < (c ? 1 : 5); i++) {
+        decode = fmin(decode, bench_run(k, format, panels, n_decode, act, 1, 1));
+        prefill = fmin(prefill, bench_run(k, format, panels, n_prefill, act, c ? 1 : n_tiles, p.width));
+    }
+    double macs = (double)n_prefill * ROWS * BENCH_IN * (c ? p.width : BENCH_COLUMNS);
+    printf("%-8s %-12s %8.2f %10.1f\n", ath_tensor_type_get((int)type_of(format))->name, k->isa,
+           (double)n_decode * (double)panel_bytes / decode * 1e-9, macs / prefill * 1e-9);
+    fflush(stdout);
+    free_problem(&p);
+}
+
+static int bench(void) {
+    uint8_t *panels = aligned_alloc(64, BENCH_BYTES), *act = aligned_alloc(64, BENCH_COLUMNS * BENCH_IN * sizeof(float));
+    if (!panels || !act) return 1;
+    printf("%-8s %-12s %8s %10s\n", "type", "version", "GB/s", "GMAC/s");
+    printf("one thread; GB/s of weights with one column, GMAC/s with %d columns, %d inputs\n", BENCH_COLUMNS, BENCH_IN);
+    for (int format = 0; format < ATH_PANEL_COUNT; format++) {
+        ath_matmul_kernels k;
+        ath_matmul_kernels_init(&k, 0);
+        bench_format(&k, format, panels, act);
+        for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+            ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
+            bench_format(&k, format, panels, act);
+        }
+    }
+    free(panels);
+    free(act);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench();
+    char flags[64];
+    ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
+    printf("seed %d, CPU: %s\n", SEED, flags);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_versions_agree), cmocka_unit_test(test_widths_agree), cmocka_unit_test(test_c_against_double),
+        cmocka_unit_test(test_quantise),       cmocka_unit_test(test_gates),        cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_cpu_mask),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
