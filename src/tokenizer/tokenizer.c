@@ -61,12 +61,12 @@ static void load_byte_tokens(ath_tokenizer *t, const ath_log *log) {
         if (t->kind == ATH_TOKENIZER_BPE) size = ath_utf8_encode(ath_bpe_code_point((unsigned char)byte), text);
         else snprintf(text, sizeof text, "<0x%02X>", (unsigned)byte);
         int32_t id = ath_vocab_find(&t->vocab, text, size);
-        if (!ath_vocab_is_plain(&t->vocab, id)) id = t->unk;
+        if (!ath_vocab_is_plain(&t->vocab, id)) id = t->kind == ATH_TOKENIZER_BPE ? -1 : t->unk;
         missing += id < 0;
         t->byte_tokens[byte] = id;
     }
     if (missing) {
-        ath_log_line(log, ATH_LOG_WARN, "%d of 256 bytes have no token and are dropped from texts", missing);
+        ath_log_line(log, ATH_LOG_DEBUG, "%d of 256 bytes have no token and are dropped from texts", missing);
     }
 }
 

@@ -1,0 +1,64 @@
+"""Ids against the expected ones of real vocabularies, and against Hugging Face tokenizers."""
+import os
+
+import pytest
+from tokenizer_driver import ADD_SPECIAL, PARSE_SPECIAL, encode, gguf_from_json, load_json, make_strings, run, shared
+
+
+@pytest.mark.parametrize("name", ["llama-spm", "gpt-2", "deepseek-coder"])
+def test_expected_ids(name):
+    gguf = shared(f"data/vocab/{name}.gguf")
+    cases = shared(f"data/vocab/{name}.gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    expected = shared(f"data/vocab/{name}.gguf.out").read_text().split("\n")
+    cases = cases[: len(cases) - (cases[-1] == "")]
+    expected = expected[: len(cases)]
+    assert len(cases) == len(expected) >= 40
+    for case, line, (ids, text) in zip(cases, expected, encode(gguf, 0, cases)):
+        assert ids == [int(i) for i in line.split()], repr(case)
+        assert text == case.encode()
+
+
+@pytest.mark.parametrize("name,pre", [("qwen3", "qwen2"), ("llama3_1", "llama-bpe")])
+def test_same_as_huggingface(name, pre, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    text, config = load_json(name)
+    theirs = tokenizers.Tokenizer.from_str(text)
+    theirs.normalizer = None  # Qwen's NFC is no part of a GGUF file
+    gguf = gguf_from_json(tmp_path / f"{name}.gguf", pre, text, config)
+    specials = [t.content for t in theirs.get_added_tokens_decoder().values()][:40] + ["</s>", "<|im_end", "|>"]
+    strings = make_strings(2400, specials)
+    expected = [e.ids for e in theirs.encode_batch(strings, add_special_tokens=False)]
+    for string, ids, (ours, decoded) in zip(strings, expected, encode(gguf, PARSE_SPECIAL, strings)):
+        assert ours == ids, repr(string)
+        assert decoded == string.encode()
+
+
+def test_bad_utf8_round_trips():
+    for name in ("llama-spm", "gpt-2"):  # in deepseek-coder the byte C0's token is the same as the character À's
+        strings = [bytes([b]) for b in range(256)] + [bytes([b]) * 3 + b"a" for b in range(128, 256)]
+        strings += [b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"a\xe4\xb8", b"\xf0\x9f\x98", b"x\x00\xffy"]
+        for string, (_, decoded) in zip(strings, encode(shared(f"data/vocab/{name}.gguf"), 0, strings)):
+            assert decoded == string
+
+
+def test_info(tmp_path):
+    text, config = load_json("llama3_1")
+    lines = dict(line.split(" ", 1) for line in run(["--info", gguf_from_json(tmp_path / "v.gguf", "llama-bpe", text, config)]))
+    assert lines["bos"] == "128000" and lines["add_bos"] == "1" and lines["eot"] == "128009"
+    assert lines["eog"] == "128001 128009"  # <|end_of_text|>, <|eot_id|>
+    text, config = load_json("qwen3")
+    lines = dict(line.split(" ", 1) for line in run(["--info", gguf_from_json(tmp_path / "q.gguf", "qwen2", text, config)]))
+    assert lines["eos"] == "151645" and lines["add_bos"] == "0"
+    assert set(lines["eog"].split()) == {"128247", "151643", "151645", "151662", "151663", "151664"}
+
+
+@pytest.mark.skipif("ATH_SMOLLM2" not in os.environ, reason="ATH_SMOLLM2 names no model file")
+def test_same_as_llama_cpp():
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path = os.environ["ATH_SMOLLM2"]
+    theirs = llama_cpp.Llama(path, vocab_only=True, verbose=False)
+    strings = [s for s in make_strings(3000, ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]) if s and "\x00" not in s]
+    for flags in (0, PARSE_SPECIAL, ADD_SPECIAL | PARSE_SPECIAL):
+        for string, (ours, _) in zip(strings, encode(path, flags, strings)):
+            ids = theirs.tokenize(string.encode(), add_bos=bool(flags & ADD_SPECIAL), special=bool(flags & PARSE_SPECIAL))
+            assert ours == ids, repr(string)
