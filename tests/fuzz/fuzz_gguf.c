@@ -1,7 +1,7 @@
 /* Fuzz entry of the GGUF reader: opens the bytes and touches everything that an opened file promises.
  *
  * clang -fsanitize=fuzzer,address,undefined with the sources of src/gguf, src/codec and src/base makes the
- * fuzzer; test_gguf.c includes this file and runs seeded mutations through it on every test run. */
+ * fuzzer; test_gguf_hostile.c includes this file and runs seeded mutations through it on every test run. */
 #include "gguf/gguf.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
