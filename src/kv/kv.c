@@ -194,10 +194,11 @@ ath_status ath_kv_create(ath_kv **out, ath_device *dev, const ath_kv_params *par
     kv->device = dev;
     ath_status status = ath_kv_shape_init(&kv->shape, params, err);
     if (status == ATH_OK) {
-        /* A page in use is in some sequence's table, so the tables' sizes are the budget. */
+        /* A page in use is in some sequence's table, or was in it before the batch that is open: one per
+         * sequence. */
         for (int kind = 0; kind < ATH_KV_KINDS; kind++)
             ath_page_pool_init(&kv->pool[kind], kv->shape.page_bytes[kind],
-                               params->n_seqs * ath_kv_table_size(kv, kind));
+                               params->n_seqs * (ath_kv_table_size(kv, kind) + 1));
         status = tables_init(kv, err);
     }
     if (status == ATH_OK) status = ath_kv_batch_init(kv, err);

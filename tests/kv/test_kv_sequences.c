@@ -1,0 +1,832 @@
+/* Sequences, pages, entry points, with a device that computes nothing: its attention compares, bit for bit,
+ * every row and page that a query may read with what the sequence's tokens say must be there. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/half.h"
+#include "kv/kv_private.h"
+#include "kv/kv_values.h"
+
+enum { MAX_SEQS = 4, MAX_TOKENS = 4096, MAX_DIM = 64 };
+
+/* ---- the model: which tokens are in which sequence */
+typedef struct world {
+    ath_kv *kv;
+    ath_kv_params params;
+    const ath_kv_layer *layers;
+    uint32_t tokens[MAX_SEQS][MAX_TOKENS]; /* present ones and, during a batch, the new ones */
+    uint32_t next_token;
+    rng random;
+    bool check_all_pages; /* else one encoded page of each side per attention, chosen at random */
+    /* the batch */
+    const ath_kv_rows *rows;
+    int n_rows_seqs;
+    int layer;
+    uint64_t compared; /* rows and pages */
+} world;
+
+static world *the_world; /* for the device */
+
+static uint16_t f16_of(world *w, int layer, int is_value, int head, int channel, int seq, int64_t pos) {
+    return ath_f32_to_f16(kv_value(layer, is_value, head, channel, pos, w->tokens[seq][pos]));
+}
+
+/* ---- the device */
+void ath_device_parallel(ath_device *dev, ath_task_fn fn, void *arg, int64_t n_tasks) {
+    (void)dev;
+    for (int64_t i = n_tasks - 1; i >= 0; i--) fn(arg, i, 0);
+}
+
+void ath_op_encode_pages(ath_device *dev, const ath_encode_job *jobs, int64_t n_jobs) {
+    (void)dev;
+    static float scratch[MAX_DIM * ATH_PAGE_TOKENS];
+    for (int64_t i = 0; i < n_jobs; i++)
+        ath_kv_encode_page(jobs[i].layout, jobs[i].tile, jobs[i].out, scratch);
+}
+
+typedef struct view { /* one side of one head, for one sequence of the batch */
+    const ath_attn_seq *attn;
+    const ath_attn_side *side;
+    const uint16_t *const *recent;
+    const uint16_t *sinks;
+    int seq, is_value, head;
+} view;
+
+static size_t at_token(const ath_kv_layout *layout, int channel, int token) {
+    return layout->is_key ? (size_t)channel * ATH_PAGE_TOKENS + (size_t)token
+                          : (size_t)token * (size_t)layout->head_dim + (size_t)channel;
+}
+
+/* Tokens [from, to) of a page in a plain form. */
+static void check_plain(world *w, const view *v, int64_t page, int from, int to) {
+    const ath_kv_layout *layout = &v->side->layout;
+    bool raw = ath_kv_type_is_raw(layout->type);
+    size_t tile = (size_t)layout->head_dim * ATH_PAGE_TOKENS;
+    const void *mem = raw ? (const void *)(v->attn->pages[page - v->attn->first_page] + v->side->offset +
+                                           (size_t)v->head * layout->bytes)
+                          : (const void *)(v->recent[page - v->attn->first_recent] + (size_t)v->head * tile);
+    for (int t = from; t < to; t++) {
+        int64_t pos = page * ATH_PAGE_TOKENS + t;
+        w->compared++;
+        for (int c = 0; c < layout->head_dim; c++) {
+            float x = kv_value(w->layer, v->is_value, v->head, c, pos, w->tokens[v->seq][pos]);
+            size_t at = at_token(layout, c, t);
+            bool same;
+            if (raw && layout->type == ATH_KV_F32)
+                same = ((const float *)mem)[at] == x;
+            else if (raw && layout->type == ATH_KV_BF16)
+                same = ((const uint16_t *)mem)[at] == ath_f32_to_bf16(x);
+            else
+                same = ((const uint16_t *)mem)[at] == ath_f32_to_f16(x);
+            if (!same)
+                fail_msg("sequence %d, layer %d, %c, position %lld, channel %d", v->seq, w->layer,
+                         "KV"[v->is_value], (long long)pos, c);
+        }
+    }
+}
+
+static void check_encoded(world *w, const view *v, int64_t page) {
+    static uint16_t tile[MAX_DIM * ATH_PAGE_TOKENS];
+    static float scratch[MAX_DIM * ATH_PAGE_TOKENS];
+    static uint8_t expected[MAX_DIM * ATH_PAGE_TOKENS * 4];
+    const ath_kv_layout *layout = &v->side->layout;
+    for (int t = 0; t < ATH_PAGE_TOKENS; t++)
+        for (int c = 0; c < layout->head_dim; c++)
+            tile[at_token(layout, c, t)] =
+                f16_of(w, w->layer, v->is_value, v->head, c, v->seq, page * ATH_PAGE_TOKENS + t);
+    ath_kv_encode_page(layout, tile, expected, scratch);
+    const uint8_t *mem =
+        v->attn->pages[page - v->attn->first_page] + v->side->offset + (size_t)v->head * layout->bytes;
+    assert_memory_equal(mem, expected, layout->bytes);
+    w->compared++;
+}
+
+static void check_sinks(world *w, const view *v) {
+    int head_dim = v->side->layout.head_dim;
+    for (int t = 0; t < ATH_SINK_TOKENS; t++)
+        for (int c = 0; c < head_dim; c++)
+            assert_int_equal(v->sinks[(v->head * ATH_SINK_TOKENS + t) * head_dim + c],
+                             f16_of(w, w->layer, v->is_value, v->head, c, v->seq, t));
+}
+
+/* What a query at pos reads. */
+static void check_query(world *w, const view *v, int64_t pos, int64_t window) {
+    int64_t first = window > 0 && pos >= window ? pos - window + 1 : 0, own = pos / ATH_PAGE_TOKENS;
+    bool raw = ath_kv_type_is_raw(v->side->layout.type);
+    assert_true(v->attn->first_page <= first / ATH_PAGE_TOKENS);
+    int64_t n_encoded = own - 1 - first / ATH_PAGE_TOKENS;
+    int64_t chosen = n_encoded > 0 ? first / ATH_PAGE_TOKENS + rng_below(&w->random, n_encoded) : -1;
+    for (int64_t page = first / ATH_PAGE_TOKENS; page <= own; page++) {
+        int from = page == first / ATH_PAGE_TOKENS ? (int)(first % ATH_PAGE_TOKENS) : 0;
+        int to = page == own ? (int)(pos % ATH_PAGE_TOKENS) + 1 : ATH_PAGE_TOKENS;
+        if (raw || page >= own - 1)
+            check_plain(w, v, page, from, to);
+        else if (w->check_all_pages || page == chosen)
+            check_encoded(w, v, page);
+        if (!raw && page < own - 1 && page == 0) check_sinks(w, v);
+    }
+}
+
+void ath_op_attend(ath_device *dev, const ath_attn_args *args) {
+    (void)dev;
+    world *w = the_world;
+    int64_t row = 0;
+    assert_int_equal(args->n_seqs, w->n_rows_seqs);
+    for (int s = 0; s < args->n_seqs; s++) {
+        const ath_attn_seq *attn = &args->seqs[s];
+        assert_int_equal(attn->row0, row);
+        assert_int_equal(attn->n_rows, w->rows[s].n_rows);
+        assert_int_equal(attn->pos0, ath_kv_length(w->kv, w->rows[s].seq));
+        row += attn->n_rows;
+        for (int head = 0; head < args->n_kv_heads; head++) {
+            view k = {attn, &args->k, attn->recent_k, attn->sink_k, w->rows[s].seq, 0, head};
+            view v = {attn, &args->v, attn->recent_v, attn->sink_v, w->rows[s].seq, 1, head};
+            int64_t last = attn->pos0 + attn->n_rows - 1;
+            for (int64_t pos = attn->pos0; pos <= last; pos += pos + 50 < last ? 50
+                                                               : last - pos    ? last - pos
+                                                                               : 1) {
+                check_query(w, &k, pos, args->window);
+                check_query(w, &v, pos, args->window);
+            }
+        }
+    }
+    args->counters->k_plain++;
+}
+
+/* ---- driving */
+static world *world_new(const ath_kv_layer *layers, int n_layers, int64_t n_ctx, int entry_every,
+                        int64_t n_ubatch) {
+    world *w = calloc(1, sizeof *w);
+    w->layers = layers;
+    w->params = (ath_kv_params){.layers = layers,
+                                .n_layers = n_layers,
+                                .n_ctx = n_ctx,
+                                .n_seqs = MAX_SEQS,
+                                .n_ubatch = n_ubatch,
+                                .entry_every = entry_every};
+    w->random.state = 12345;
+    ath_error err;
+    if (ath_kv_create(&w->kv, NULL, &w->params, &err) != ATH_OK) fail_msg("%s", err.message);
+    the_world = w;
+    return w;
+}
+
+static void world_free(world *w) {
+    ath_kv_free(w->kv);
+    free(w);
+}
+
+static void fill_side(world *w, int layer, int is_value, int head_dim, float *out) {
+    int64_t row = 0;
+    for (int s = 0; s < w->n_rows_seqs; s++) {
+        int seq = w->rows[s].seq;
+        int64_t pos0 = ath_kv_length(w->kv, seq);
+        for (int64_t r = 0; r < w->rows[s].n_rows; r++, row++)
+            for (int h = 0; h < w->layers[layer].n_kv_heads; h++)
+                for (int c = 0; c < head_dim; c++)
+                    *out++ = kv_value(layer, is_value, h, c, pos0 + r, w->tokens[seq][pos0 + r]);
+    }
+}
+
+enum { RUN_ALL = -1 };
+/* begin, append and attend for n_layers layers (RUN_ALL: all). poison: put into K of the last layer that
+ * runs. */
+static ath_status run_layers(world *w, const ath_kv_rows *rows, int n_seqs, int n_layers, float poison,
+                             ath_error *err) {
+    int64_t n_rows = 0;
+    w->rows = rows;
+    w->n_rows_seqs = n_seqs;
+    ath_status status = ath_kv_begin(w->kv, rows, n_seqs, err);
+    if (status != ATH_OK) return status;
+    for (int s = 0; s < n_seqs; s++) {
+        int64_t length = ath_kv_length(w->kv, rows[s].seq);
+        for (int64_t r = 0; r < rows[s].n_rows; r++) w->tokens[rows[s].seq][length + r] = w->next_token++;
+        n_rows += rows[s].n_rows;
+    }
+    if (n_layers == RUN_ALL) n_layers = w->params.n_layers;
+    for (int layer = 0; layer < n_layers; layer++) {
+        const ath_kv_layer *l = &w->layers[layer];
+        float *k = malloc((size_t)(n_rows * l->n_kv_heads * l->head_dim_k) * sizeof *k);
+        float *v = malloc((size_t)(n_rows * l->n_kv_heads * l->head_dim_v) * sizeof *v);
+        w->layer = layer;
+        fill_side(w, layer, 0, l->head_dim_k, k);
+        fill_side(w, layer, 1, l->head_dim_v, v);
+        bool poisoned = poison != 0 && layer == n_layers - 1;
+        if (poisoned) k[n_rows * l->n_kv_heads * l->head_dim_k / 2] = poison;
+        ath_kv_append(w->kv, layer, k, v);
+        ath_attn_args args = {.n_heads = l->n_kv_heads, .scale = 1};
+        if (!poisoned) ath_kv_attend(w->kv, layer, &args);
+        free(k);
+        free(v);
+    }
+    return ATH_OK;
+}
+
+static void append(world *w, int seq, int64_t n) {
+    while (n > 0) {
+        ath_kv_rows rows = {seq, n < w->params.n_ubatch ? n : w->params.n_ubatch};
+        ath_error err;
+        if (run_layers(w, &rows, 1, RUN_ALL, 0, &err) != ATH_OK || ath_kv_commit(w->kv, &err) != ATH_OK)
+            fail_msg("%s", err.message);
+        n -= rows.n_rows;
+    }
+}
+
+static int64_t fork_to(world *w, int dst, int src, int64_t n) {
+    int64_t expected = ath_kv_entry_before(w->kv, src, n), length = ath_kv_fork(w->kv, dst, src, n);
+    assert_int_equal(length, expected);
+    assert_int_equal(ath_kv_length(w->kv, dst), length);
+    if (dst != src) memcpy(w->tokens[dst], w->tokens[src], sizeof w->tokens[dst]);
+    return length;
+}
+
+static ath_kv_stats stats_of(const world *w) {
+    ath_kv_stats stats;
+    ath_kv_get_stats(w->kv, &stats);
+    return stats;
+}
+
+static void assert_no_pages(world *w) {
+    for (int s = 0; s < MAX_SEQS; s++) ath_kv_clear(w->kv, s);
+    ath_kv_stats stats = stats_of(w);
+    assert_int_equal(stats.bytes_pages + stats.bytes_recent + stats.bytes_entries, 0);
+    for (int kind = 0; kind < ATH_KV_KINDS; kind++) {
+        assert_int_equal(w->kv->pool[kind].n_in_use, 0);
+        assert_int_equal(w->kv->pool[kind].n_shared, 0);
+    }
+}
+
+/* Full and windowed, encoded and raw, K unlike V, different heads and sizes. */
+static const ath_kv_layer mixed_layers[] = {
+    {.n_kv_heads = 2, .head_dim_k = 16, .head_dim_v = 32, .type_k = ATH_KV_TURBO3, .type_v = ATH_KV_Q8_0},
+    {.n_kv_heads = 1,
+     .head_dim_k = 32,
+     .head_dim_v = 16,
+     .window = 300,
+     .type_k = ATH_KV_Q4_0,
+     .type_v = ATH_KV_TURBO2},
+    {.n_kv_heads = 3, .head_dim_k = 16, .head_dim_v = 16, .type_k = ATH_KV_F32, .type_v = ATH_KV_TURBO4},
+    {.n_kv_heads = 1,
+     .head_dim_k = 16,
+     .head_dim_v = 16,
+     .window = 16,
+     .type_k = ATH_KV_TURBO3,
+     .type_v = ATH_KV_BF16},
+    {.n_kv_heads = 1,
+     .head_dim_k = 16,
+     .head_dim_v = 16,
+     .window = 130,
+     .type_k = ATH_KV_F16,
+     .type_v = ATH_KV_TURBO3},
+};
+enum { N_MIXED = sizeof mixed_layers / sizeof *mixed_layers };
+
+/* ---- tests */
+static void effective_types_are_told(void **state) {
+    (void)state;
+    static const int64_t windows[] = {0, 1, 128, 129, 130};
+    for (int i = 0; i < 5; i++) {
+        ath_kv_layer layers[2] = {{1, 32, 32, windows[i], ATH_KV_TURBO3, ATH_KV_Q4_0},
+                                  {1, 32, 32, windows[i], ATH_KV_F32, ATH_KV_BF16}};
+        world *w = world_new(layers, 2, 256, 0, 64);
+        bool f16 = windows[i] > 0 && windows[i] <= 129;
+        assert_int_equal(ath_kv_effective_k(w->kv, 0), f16 ? ATH_KV_F16 : ATH_KV_TURBO3);
+        assert_int_equal(ath_kv_effective_v(w->kv, 0), f16 ? ATH_KV_F16 : ATH_KV_Q4_0);
+        assert_int_equal(ath_kv_effective_k(w->kv, 1), ATH_KV_F32);
+        assert_int_equal(ath_kv_effective_v(w->kv, 1), ATH_KV_BF16);
+        world_free(w);
+    }
+}
+
+static void chunks_of_any_size(void **state) {
+    (void)state;
+    static const int64_t chunks[] = {1, 7, 64, 200, 512};
+    for (int i = 0; i < 5; i++) {
+        int64_t n = chunks[i] == 1 ? 520 : 1300;
+        world *w = world_new(mixed_layers, N_MIXED, 2000, 2, 512);
+        w->check_all_pages = chunks[i] > 1;
+        for (int64_t done = 0; done < n; done += chunks[i]) append(w, 0, chunks[i]);
+        assert_in_range(w->compared, 10000, UINT64_MAX);
+        assert_no_pages(w);
+        world_free(w);
+    }
+}
+
+static void rollback_of_128_is_exact(void **state) {
+    (void)state;
+    world *w = world_new(mixed_layers, N_MIXED, 2000, 0, 512);
+    for (int64_t back = 1; back <= 128; back += back < 8 || back > 120 ? 1 : 9) {
+        ath_kv_clear(w->kv, 0);
+        append(w, 0, 600 + back * 3);
+        int64_t n = ath_kv_length(w->kv, 0) - back;
+        assert_int_equal(ath_kv_entry_before(w->kv, 0, n), n);
+        assert_int_equal(ath_kv_truncate(w->kv, 0, n), n);
+        append(w, 0, 1);
+        append(w, 0, 300); /* new tokens: pages that were full are encoded again */
+        append(w, 0, 1);
+    }
+    /* again and again, by small steps: never deeper than what is kept */
+    ath_kv_clear(w->kv, 0);
+    append(w, 0, 1000);
+    for (int64_t n = 999; n >= 872; n--) assert_int_equal(ath_kv_truncate(w->kv, 0, n), n);
+    append(w, 0, 200);
+    assert_no_pages(w);
+    world_free(w);
+}
+
+static void truncate_goes_back_to_an_entry_point(void **state) {
+    (void)state;
+    world *w = world_new(mixed_layers, N_MIXED, 2000, 3, 512);
+    w->check_all_pages = true;
+    append(w, 0, 1700);
+    assert_int_equal(ath_kv_truncate(w->kv, 0, 1800), 1700);
+    assert_int_equal(ath_kv_entry_before(w->kv, 0, 1371), 1152);
+    assert_int_equal(ath_kv_truncate(w->kv, 0, 1300), 1152);
+    append(w, 0, 1);
+    append(w, 0, 511);
+    assert_int_equal(ath_kv_truncate(w->kv, 0, 1000), 768);
+    assert_int_equal(ath_kv_entry_before(w->kv, 0, 767), 384);
+    append(w, 0, 2);
+    assert_int_equal(ath_kv_truncate(w->kv, 0, 383), 0);
+    append(w, 0, 100);
+    assert_int_equal(ath_kv_truncate(w->kv, 0, 2), 2);
+    append(w, 0, 300);
+    assert_int_equal(ath_kv_truncate(w->kv, 0, -5), 0);
+    assert_no_pages(w);
+    world_free(w);
+}
+
+static void marks_are_entry_points(void **state) {
+    (void)state;
+    world *w = world_new(mixed_layers, N_MIXED, 3000, 0, 512);
+    append(w, 0, 100);
+    assert_int_equal(ath_kv_mark_entry(w->kv, 0, NULL), ATH_OK); /* no boundary yet */
+    append(w, 0, 200);
+    assert_int_equal(ath_kv_mark_entry(w->kv, 0, NULL), ATH_OK);
+    assert_int_equal(ath_kv_mark_entry(w->kv, 0, NULL), ATH_OK); /* twice is once */
+    append(w, 0, 900);
+    assert_int_equal(fork_to(w, 1, 0, 1000), 256);
+    append(w, 1, 400);
+    append(w, 0, 1);
+    assert_int_equal(ath_kv_mark_entry(w->kv, 9, NULL), ATH_ERR_ARGUMENT);
+    /* the oldest marks make room */
+    ath_kv_clear(w->kv, 1);
+    for (int i = 0; i < ATH_KV_MAX_MARKS; i++) {
+        append(w, 0, 128);
+        assert_int_equal(ath_kv_mark_entry(w->kv, 0, NULL), ATH_OK);
+    }
+    assert_int_equal(ath_kv_entry_before(w->kv, 0, 1000), 0);
+    assert_int_equal(ath_kv_entry_before(w->kv, 0, 1280), 1280);
+    assert_no_pages(w);
+    world_free(w);
+}
+
+static void forks_share_pages_and_copy_on_write(void **state) {
+    (void)state;
+    world *w = world_new(mixed_layers, N_MIXED, 2000, 2, 512);
+    w->check_all_pages = true;
+    append(w, 0, 1000);
+    assert_int_equal(fork_to(w, 1, 0, 768), 768);
+    assert_int_equal(stats_of(w).pages_shared[0], 6);
+    assert_int_equal(stats_of(w).pages_in_use[0], 8);
+    append(w, 1, 300);
+    assert_int_equal(stats_of(w).pages_in_use[0], 8 + 3);
+    append(w, 0, 10);
+    /* inside the last 128 tokens: the own page is shared until one of them writes */
+    assert_int_equal(fork_to(w, 2, 0, 1005), 1005);
+    assert_int_equal(stats_of(w).pages_in_use[0], 11);
+    append(w, 2, 5);
+    assert_int_equal(stats_of(w).pages_in_use[0], 12);
+    append(w, 0, 200);
+    append(w, 2, 200);
+    assert_int_equal(ath_kv_truncate(w->kv, 2, 1100), 1100);
+    append(w, 2, 100);
+    append(w, 0, 1);
+    /* rollback into a page that a fork holds */
+    assert_int_equal(fork_to(w, 3, 0, 5000), 1211);
+    assert_int_equal(ath_kv_truncate(w->kv, 0, 1100), 1100);
+    append(w, 0, 150);
+    append(w, 3, 3);
+    /* a fork outlives its source, and onto itself it is a truncation */
+    ath_kv_clear(w->kv, 0);
+    append(w, 1, 100);
+    append(w, 3, 100);
+    assert_int_equal(fork_to(w, 3, 3, 500), 256);
+    append(w, 3, 300);
+    assert_int_equal(fork_to(w, 1, 0, 500), 0); /* an empty one */
+    assert_no_pages(w);
+    world_free(w);
+}
+
+static void early_tokens_are_copied_on_write_too(void **state) {
+    (void)state;
+    world *w = world_new(mixed_layers, N_MIXED, 1000, 0, 512);
+    append(w, 0, 2);
+    assert_int_equal(fork_to(w, 1, 0, 2), 2);
+    append(w, 1, 400);
+    append(w, 0, 400);
+    append(w, 1, 1);
+    assert_int_equal(fork_to(w, 2, 0, 1), 0); /* out of reach */
+    world_free(w);
+}
+
+static void sequences_in_one_batch(void **state) {
+    (void)state;
+    world *w = world_new(mixed_layers, N_MIXED, 2000, 2, 512);
+    static const int64_t pattern[][MAX_SEQS] = {
+        {1, 200, 1, 60}, {200, 1, 1, 1}, {7, 100, 0, 250}, {1, 1, 1, 1}};
+    for (int i = 0; i < 24; i++) {
+        ath_kv_rows rows[MAX_SEQS];
+        int n = 0;
+        for (int s = 0; s < MAX_SEQS; s++) { /* in another order each time */
+            int seq = (s + i) % MAX_SEQS;
+            if (pattern[i % 4][seq] > 0) rows[n++] = (ath_kv_rows){seq, pattern[i % 4][seq]};
+        }
+        assert_int_equal(run_layers(w, rows, n, RUN_ALL, 0, NULL), ATH_OK);
+        assert_int_equal(ath_kv_commit(w->kv, NULL), ATH_OK);
+    }
+    assert_int_equal(ath_kv_length(w->kv, 0), 6 * 209);
+    assert_int_equal(ath_kv_length(w->kv, 2), 6 * 3);
+    assert_no_pages(w);
+    world_free(w);
+}
+
+static void windows_give_pages_back(void **state) {
+    (void)state;
+    static const int64_t windows[] = {16, 128, 129, 130, 300};
+    for (int i = 0; i < 5; i++) {
+        ath_kv_layer layer = {1, 16, 32, windows[i], ATH_KV_TURBO3, ATH_KV_Q8_0};
+        world *w = world_new(&layer, 1, 2000, 0, 100);
+        w->check_all_pages = true;
+        while (ath_kv_length(w->kv, 0) < 1500) {
+            append(w, 0, ath_kv_length(w->kv, 0) % 3 ? 1 : 31);
+            int64_t n = ath_kv_length(w->kv, 0), first = n - 128 - windows[i] + 1;
+            int64_t first_page = first > 0 ? first / 128 : 0;
+            assert_int_equal(stats_of(w).pages_in_use[1], ath_kv_pages_for(n) - first_page);
+            assert_int_equal(stats_of(w).pages_in_use[0], 0);
+        }
+        int64_t back = ath_kv_length(w->kv, 0) - 128;
+        assert_int_equal(ath_kv_truncate(w->kv, 0, back), back);
+        append(w, 0, 100);
+        assert_no_pages(w);
+        world_free(w);
+
+        /* swa_full: all pages stay, and count as pages that grow with the context */
+        ath_kv_plan plan;
+        w = world_new(&layer, 1, 2000, 0, 100);
+        ath_kv_free(w->kv);
+        w->params.swa_full = true;
+        assert_int_equal(ath_kv_create(&w->kv, NULL, &w->params, NULL), ATH_OK);
+        append(w, 0, 1500);
+        assert_int_equal(stats_of(w).pages_in_use[0], 12);
+        assert_int_equal(ath_kv_plan_init(&plan, &w->params, 1500, NULL), ATH_OK);
+        assert_true(plan.bytes_per_token > 0 && plan.bytes_per_token_f16 == 2 * (16 + 32));
+        world_free(w);
+    }
+}
+
+static void plan_is_what_is_used(void **state) {
+    (void)state;
+    static const int64_t lengths[] = {0,   1,   3,    127,  128,  129,  255, 256,
+                                      257, 600, 1151, 1152, 1153, 1700, 2000};
+    for (int every = 0; every < 4; every++) {
+        for (int shape = 0; shape < 4; shape++) {
+            ath_kv_layer raw = {2, 16, 16, 0, ATH_KV_F16, ATH_KV_F32};
+            const ath_kv_layer *layers = shape == 0 ? &raw : shape == 1 ? mixed_layers + 1 : mixed_layers;
+            world *w = world_new(layers,
+                                 shape == 0   ? 1
+                                 : shape == 1 ? 1
+                                 : shape == 2 ? 3
+                                              : N_MIXED,
+                                 2000, every, 512);
+            for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+                append(w, 0, lengths[i] - ath_kv_length(w->kv, 0));
+                ath_kv_plan plan;
+                assert_int_equal(ath_kv_plan_init(&plan, &w->params, lengths[i], NULL), ATH_OK);
+                ath_kv_stats stats = stats_of(w);
+                assert_int_equal(stats.bytes_pages, plan.bytes_pages);
+                assert_int_equal(stats.bytes_recent, plan.bytes_recent);
+                assert_int_equal(stats.bytes_entries, plan.bytes_entries);
+            }
+            assert_no_pages(w);
+            world_free(w);
+        }
+    }
+    /* bytes per token by hand: turbo3, head_dim 64: 24 + 2 bytes a value and 3 per channel and page of K */
+    ath_kv_layer smol = {3, 64, 64, 0, ATH_KV_TURBO3, ATH_KV_TURBO3};
+    ath_kv_params params = {.layers = &smol, .n_layers = 1, .n_ctx = 1024, .n_seqs = 1, .n_ubatch = 1};
+    ath_kv_plan plan;
+    assert_int_equal(ath_kv_plan_init(&plan, &params, 1024, NULL), ATH_OK);
+    assert_true(fabs(plan.bytes_per_token - 3 * (26 + 26 + 3 * 64 / 128.0)) < 1e-9);
+    assert_true(plan.bytes_per_token_f16 == 3 * 2 * 128);
+    assert_int_equal(ath_kv_plan_init(&plan, &params, 1025, NULL), ATH_ERR_ARGUMENT);
+}
+
+static void refusals_leave_everything_as_it_was(void **state) {
+    (void)state;
+    world *w = world_new(mixed_layers, N_MIXED, 700, 1, 512);
+    ath_error err;
+    append(w, 0, 500);
+    append(w, 1, 300);
+    ath_kv_stats before = stats_of(w), after;
+    static const struct {
+        ath_kv_rows rows[2];
+        int n;
+        ath_status status;
+    } cases[] = {
+        {{{0, 201}}, 1, ATH_ERR_CONTEXT},        {{{1, 3}, {0, 201}}, 2, ATH_ERR_CONTEXT},
+        {{{0, 0}}, 1, ATH_ERR_ARGUMENT},         {{{0, 513}}, 1, ATH_ERR_ARGUMENT},
+        {{{0, 1}, {0, 1}}, 2, ATH_ERR_ARGUMENT}, {{{MAX_SEQS, 1}}, 1, ATH_ERR_ARGUMENT},
+        {{{-1, 1}}, 1, ATH_ERR_ARGUMENT},        {{{0, 200}, {1, 313}}, 2, ATH_ERR_ARGUMENT},
+        {{{0, INT64_MAX}}, 1, ATH_ERR_ARGUMENT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(ath_kv_begin(w->kv, cases[i].rows, cases[i].n, &err), cases[i].status);
+        after = stats_of(w);
+        assert_memory_equal(&before, &after, sizeof before);
+    }
+    assert_int_equal(ath_kv_begin(w->kv, cases[0].rows, 1, &err), ATH_ERR_CONTEXT);
+    assert_non_null(strstr(err.message, "500 of 700"));
+    assert_int_equal(ath_kv_commit(w->kv, &err), ATH_ERR_ARGUMENT);
+    append(w, 0, 200);
+    world_free(w);
+}
+
+static void out_of_memory_is_undone(void **state) {
+    (void)state;
+    for (int kind = 0; kind < ATH_KV_KINDS; kind++) {
+        world *w = world_new(mixed_layers, N_MIXED, 2000, 1, 512);
+        append(w, 0, 500);
+        append(w, 1, 1);
+        assert_int_equal(fork_to(w, 2, 1, 1), 1);
+        ath_page_pool *pool = &w->kv->pool[kind];
+        ath_page *free_list = pool->free_list;
+        int64_t max_pages = pool->max_pages;
+        pool->free_list = NULL;
+        pool->max_pages = pool->n_pages;
+        ath_kv_stats before = stats_of(w), after;
+        ath_error err;
+        ath_kv_rows rows[] = {{0, 200}, {1, 200}};
+        assert_int_equal(ath_kv_begin(w->kv, rows, 2, &err), ATH_ERR_NOMEM);
+        while (free_list) { /* pages that the failed batch gave back stay in the list */
+            ath_page *next = free_list->next_free;
+            free_list->next_free = pool->free_list;
+            pool->free_list = free_list;
+            free_list = next;
+        }
+        pool->max_pages = max_pages;
+        after = stats_of(w);
+        assert_memory_equal(&before, &after, sizeof before);
+        append(w, 1, 200);
+        append(w, 2, 200);
+        append(w, 0, 600);
+        assert_no_pages(w);
+        world_free(w);
+    }
+}
+
+static void nan_is_refused_and_the_batch_undone(void **state) {
+    (void)state;
+    static const float poisons[] = {NAN, INFINITY, -INFINITY};
+    for (int layers = 1; layers <= N_MIXED; layers++) {
+        world *w = world_new(mixed_layers, N_MIXED, 2000, 2, 512);
+        append(w, 0, 400);
+        assert_int_equal(fork_to(w, 1, 0, 395), 395);
+        ath_kv_rows rows[] = {{0, 300}, {1, 1}, {2, 140}};
+        ath_error err;
+        ath_kv_stats before = stats_of(w), after;
+        assert_int_equal(run_layers(w, rows, 3, layers, poisons[layers % 3], &err), ATH_OK);
+        assert_int_equal(ath_kv_commit(w->kv, &err), ATH_ERR_FORMAT);
+        char name[32];
+        snprintf(name, sizeof name, "layer %d: 1 ", layers - 1);
+        assert_non_null(strstr(err.message, name));
+        after = stats_of(w);
+        assert_memory_equal(&before, &after, sizeof before);
+        assert_int_equal(ath_kv_length(w->kv, 0), 400);
+        assert_int_equal(ath_kv_truncate(w->kv, 0, 300), 300);
+        append(w, 0, 300);
+        append(w, 1, 300);
+        append(w, 2, 300);
+        world_free(w);
+    }
+}
+
+static void large_values_saturate_and_are_counted(void **state) {
+    (void)state;
+    ath_kv_layer layer = {1, 16, 16, 0, ATH_KV_TURBO3, ATH_KV_F16};
+    world *w = world_new(&layer, 1, 500, 0, 64);
+    float k[16] = {1e5f, -1e5f, 65504, -65504, 65505, 1}, v[16] = {-3e38f, 3e38f, 1e-30f};
+    ath_kv_rows rows = {0, 1};
+    for (int aborts = 1; aborts >= 0; aborts--) {
+        assert_int_equal(ath_kv_begin(w->kv, &rows, 1, NULL), ATH_OK);
+        ath_kv_append(w->kv, 0, k, v);
+        if (aborts)
+            ath_kv_abort(w->kv);
+        else
+            assert_int_equal(ath_kv_commit(w->kv, NULL), ATH_OK);
+        assert_int_equal(stats_of(w).saturated, aborts ? 0 : 5);
+    }
+    const uint16_t *tile = (const uint16_t *)w->kv->seqs[0].page[ATH_KV_RECENT][0]->mem;
+    static const uint16_t expected[] = {0x7bff, 0xfbff, 0x7bff, 0xfbff, 0x7bff, 0x3c00};
+    for (int c = 0; c < 6; c++) assert_int_equal(tile[c * ATH_PAGE_TOKENS], expected[c]);
+    const uint16_t *sinks = (const uint16_t *)w->kv->seqs[0].page[ATH_KV_SINKS][0]->mem;
+    assert_memory_equal(sinks, expected, sizeof expected);
+    const uint16_t *values =
+        (const uint16_t *)(w->kv->seqs[0].mem[0][0] + w->kv->shape.layers[0].side[1].attn.offset);
+    assert_int_equal(values[0], 0xfbff);
+    assert_int_equal(values[1], 0x7bff);
+    assert_int_equal(values[2], 0);
+    world_free(w);
+
+    layer.type_k = ATH_KV_BF16;
+    w = world_new(&layer, 1, 500, 0, 64);
+    float most[16] = {3.4028235e38f, -3.4028235e38f, 3.3e38f};
+    assert_int_equal(ath_kv_begin(w->kv, &rows, 1, NULL), ATH_OK);
+    ath_kv_append(w->kv, 0, most, (float[16]){0});
+    assert_int_equal(ath_kv_commit(w->kv, NULL), ATH_OK);
+    assert_int_equal(stats_of(w).saturated, 2);
+    const uint16_t *keys = (const uint16_t *)w->kv->seqs[0].mem[0][0];
+    assert_int_equal(keys[0], 0x7f7f);
+    assert_int_equal(keys[ATH_PAGE_TOKENS], 0xff7f);
+    world_free(w);
+}
+
+static void aborted_batches_leave_no_trace(void **state) {
+    (void)state;
+    world *w = world_new(mixed_layers, N_MIXED, 2500, 2, 512);
+    w->check_all_pages = true;
+    static const int64_t chunks[] = {1, 3, 60, 129, 500, 512};
+    for (int i = 0; i < 18; i++) {
+        ath_kv_rows rows = {0, chunks[i % 6]};
+        ath_kv_stats before = stats_of(w), after;
+        int64_t n = ath_kv_length(w->kv, 0), back = n < 128 ? n : 128;
+        uint32_t kept[MAX_TOKENS];
+        memcpy(kept, w->tokens[0], sizeof kept);
+        assert_int_equal(run_layers(w, &rows, 1, 1 + i % N_MIXED, 0, NULL), ATH_OK);
+        ath_kv_abort(w->kv);
+        memcpy(w->tokens[0], kept, sizeof kept);
+        after = stats_of(w);
+        assert_memory_equal(&before, &after, sizeof before);
+        assert_int_equal(ath_kv_entry_before(w->kv, 0, n - back), n - back);
+        append(w, 0, 1 + i * 7);
+    }
+    ath_kv_abort(w->kv); /* no batch: nothing */
+    assert_no_pages(w);
+    world_free(w);
+}
+
+static void bad_parameters_are_refused(void **state) {
+    (void)state;
+    ath_kv_layer good = {1, 16, 16, 0, ATH_KV_TURBO3, ATH_KV_TURBO3}, layer = good;
+    ath_kv_params params = {.layers = &layer, .n_layers = 1, .n_ctx = 100, .n_seqs = 1, .n_ubatch = 8};
+    ath_kv_params bad[8];
+    for (int i = 0; i < 8; i++) bad[i] = params;
+    bad[0].n_layers = 0;
+    bad[1].n_ctx = 0;
+    bad[2].n_ctx = INT64_MAX;
+    bad[3].n_seqs = 0;
+    bad[4].n_ubatch = 0;
+    bad[5].entry_every = -1;
+    bad[6].n_seqs = INT32_MAX;
+    bad[7].n_ubatch = INT64_MAX;
+    ath_kv *kv;
+    ath_error err;
+    for (int i = 0; i < 8; i++) assert_int_equal(ath_kv_create(&kv, NULL, &bad[i], &err), ATH_ERR_ARGUMENT);
+    layer.n_kv_heads = 0;
+    assert_int_equal(ath_kv_create(&kv, NULL, &params, &err), ATH_ERR_ARGUMENT);
+    layer = good;
+    layer.window = -1;
+    assert_int_equal(ath_kv_create(&kv, NULL, &params, &err), ATH_ERR_ARGUMENT);
+    layer = good;
+    layer.head_dim_k = 24;
+    assert_int_equal(ath_kv_create(&kv, NULL, &params, &err), ATH_ERR_UNSUPPORTED);
+    assert_null(kv);
+    ath_kv_free(NULL);
+}
+
+/* ---- random operations */
+static void random_batch(world *w, bool *aborted) {
+    ath_kv_rows rows[MAX_SEQS];
+    int n = 0, order = (int)rng_below(&w->random, MAX_SEQS);
+    int64_t left = w->params.n_ubatch;
+    for (int s = 0; s < MAX_SEQS; s++) {
+        if (rng_below(&w->random, 2)) continue;
+        int seq = (s + order) % MAX_SEQS;
+        int64_t room = w->params.n_ctx - ath_kv_length(w->kv, seq);
+        int64_t want =
+            rng_below(&w->random, 3) ? 1 + rng_below(&w->random, 8) : 1 + rng_below(&w->random, 300);
+        if (want > room) want = room;
+        if (want > left) want = left;
+        if (want < 1) continue;
+        rows[n++] = (ath_kv_rows){seq, want};
+        left -= want;
+    }
+    if (n == 0) return;
+    static uint32_t kept[MAX_SEQS][MAX_TOKENS];
+    *aborted = rng_below(&w->random, 8) == 0;
+    if (*aborted) memcpy(kept, w->tokens, sizeof kept);
+    int layers = *aborted ? (int)rng_below(&w->random, w->params.n_layers + 1) : RUN_ALL;
+    assert_int_equal(run_layers(w, rows, n, layers, 0, NULL), ATH_OK);
+    if (*aborted) {
+        ath_kv_abort(w->kv);
+        memcpy(w->tokens, kept, sizeof kept);
+    } else {
+        assert_int_equal(ath_kv_commit(w->kv, NULL), ATH_OK);
+    }
+}
+
+/* Distinct pages in all tables and how often each is held, against the pools' counts. */
+static void check_references(const world *w) {
+    for (int kind = 0; kind < ATH_KV_KINDS; kind++) {
+        int64_t distinct = 0, shared = 0;
+        for (int64_t i = 0; i < ath_kv_table_size(w->kv, kind); i++)
+            for (int s = 0; s < MAX_SEQS; s++) {
+                const ath_page *page = w->kv->seqs[s].page[kind][i];
+                int before = 0, holders = 0;
+                for (int o = 0; o < MAX_SEQS; o++) {
+                    if (w->kv->seqs[o].page[kind][i] != page) continue;
+                    holders++;
+                    before += o < s;
+                }
+                if (!page || before) continue;
+                assert_int_equal(page->refs, holders);
+                distinct++;
+                shared += holders > 1;
+            }
+        assert_int_equal(w->kv->pool[kind].n_in_use, distinct);
+        assert_int_equal(w->kv->pool[kind].n_shared, shared);
+    }
+}
+
+static void random_operations(void **state) {
+    (void)state;
+    static const ath_kv_layer layers[] = {{1, 16, 16, 0, ATH_KV_TURBO3, ATH_KV_F16},
+                                          {1, 16, 16, 200, ATH_KV_TURBO2, ATH_KV_TURBO3},
+                                          {1, 16, 16, 20, ATH_KV_F16, ATH_KV_F16}};
+    const uint64_t seed = 20261201;
+    print_message("seed %llu\n", (unsigned long long)seed);
+    world *w = world_new(layers, 3, 1500, 3, 400);
+    w->random.state = seed;
+    int aborts = 0, deep = 0;
+    for (int op = 0; op < 3000; op++) {
+        int seq = (int)rng_below(&w->random, MAX_SEQS), other = (int)rng_below(&w->random, MAX_SEQS);
+        int64_t length = ath_kv_length(w->kv, seq);
+        bool aborted = false;
+        switch (rng_below(&w->random, 12)) {
+        case 0: {
+            int64_t back = rng_below(&w->random, 129), n = length > back ? length - back : 0;
+            int64_t landed = ath_kv_truncate(w->kv, seq, n);
+            assert_true(landed <= n && (landed == n || landed % ATH_PAGE_TOKENS == 0));
+            break;
+        }
+        case 1: {
+            int64_t n = rng_below(&w->random, length + 1), landed = ath_kv_truncate(w->kv, seq, n);
+            assert_true(landed <= n);
+            deep += n - landed > 0;
+            break;
+        }
+        case 2: fork_to(w, other, seq, rng_below(&w->random, length + 1)); break;
+        case 3: fork_to(w, other, seq, length); break;
+        case 4: assert_int_equal(ath_kv_mark_entry(w->kv, seq, NULL), ATH_OK); break;
+        case 5:
+            if (rng_below(&w->random, 4) == 0) ath_kv_clear(w->kv, seq);
+            break;
+        default: random_batch(w, &aborted); break;
+        }
+        aborts += aborted;
+        check_references(w);
+    }
+    assert_true(aborts > 50 && deep > 50);
+    assert_no_pages(w);
+    world_free(w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(effective_types_are_told),
+        cmocka_unit_test(chunks_of_any_size),
+        cmocka_unit_test(rollback_of_128_is_exact),
+        cmocka_unit_test(truncate_goes_back_to_an_entry_point),
+        cmocka_unit_test(marks_are_entry_points),
+        cmocka_unit_test(forks_share_pages_and_copy_on_write),
+        cmocka_unit_test(early_tokens_are_copied_on_write_too),
+        cmocka_unit_test(sequences_in_one_batch),
+        cmocka_unit_test(windows_give_pages_back),
+        cmocka_unit_test(plan_is_what_is_used),
+        cmocka_unit_test(refusals_leave_everything_as_it_was),
+        cmocka_unit_test(out_of_memory_is_undone),
+        cmocka_unit_test(nan_is_refused_and_the_batch_undone),
+        cmocka_unit_test(large_values_saturate_and_are_counted),
+        cmocka_unit_test(aborted_batches_leave_no_trace),
+        cmocka_unit_test(bad_parameters_are_refused),
+        cmocka_unit_test(random_operations),
+    };
+    return cmocka_run_group_tests_name("kv_sequences", tests, NULL, NULL);
+}
