@@ -114,6 +114,7 @@ static const hostile hostiles[] = {
     {"a.weight", 24, 8, 32, "tensor 'a.weight': its offset is 32 where 0 is due"},
     {"c.weight", 4, 8, 1ull << 40, "tensor 'c.weight': its data"},
     {"c.weight", 4, 8, INT64_MAX, "tensor 'c.weight': its offset plus its size overflows"},
+    {"c.weight", 4, 8, INT64_MAX - 208, "tensor 'c.weight': its offset plus its size overflows"},
     {"c.weight", 4, 8, 1ull << 62, "tensor 'c.weight': its data"},
     {"c.weight", 19, CUT, 0, "tensor 'c.weight': the file ends inside its offset"},
     {"c.weight", 24, CUT, 0, "tensor 'a.weight': its data"},
