@@ -41,6 +41,7 @@ size_t ath_panel_bytes(ath_panel_format format, int64_t n_in) {
 void ath_matmul_kernels_init(ath_matmul_kernels *k, uint32_t flags) {
     ath_matmul_kernels_c(k);
 #if defined(__x86_64__)
+    if (flags & ATH_CPU_AVX2) ath_matmul_kernels_avx2(k);
     if ((flags & ATH_CPU_AVX512_ALL) == ATH_CPU_AVX512_ALL) ath_matmul_kernels_avx512(k);
 #else
     (void)flags;

@@ -241,9 +241,9 @@ static void test_gates(void **unused) {
                 for (int i = 0; i < N; i++) assert_true(memcmp(&got[i], &expected[i], 4) == 0 || (isnan(got[i]) && isnan(expected[i])));
             }
         }
-        for (int i = 20; i < N; i++) {
+        for (int i = 20; i < N - 16; i++) { /* as far as the shortest run went */
             double v = x[i], u = 0.7978845608028654 * (v + 0.044715 * v * v * v);
-            double truth = (gelu ? 0.5 * v * (1 + tanh(u)) : v / (1 + exp(-v))) * (double)up[i];
+            double truth = (gelu ? v / (1 + exp(-2 * u)) : v / (1 + exp(-v))) * (double)up[i];
             /* the exponent's rounding is an error relative to its size; what is left of e^-88 is lost */
             double rounding = 4e-7 * (1 + (gelu ? 2 * fabs(u) : fabs(v)));
             assert_true(fabs((double)expected[i] - truth) <= rounding * fabs(truth) + 1e-35);
