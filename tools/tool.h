@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "args.h"
 #include "athanor/athanor.h"
 
 /* Each takes its own arguments (argv[0] is the name it was called by) and returns the exit code. */
@@ -15,5 +16,34 @@ int ath_tool_distortion(int argc, char **argv);
 
 /* "error: ..." as one line on stderr; returns 1, the exit code of every failure. */
 int ath_tool_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Parses the command line, opens the log and shows the parser's warnings. Returns -1, or the exit code. */
+int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **argv);
+
+/* The log: lines for people on stderr (and in --log-file), as loud as -lv says. Levels as in ath_log_level. */
+int ath_tool_log_open(const ath_args *args);
+void ath_tool_log(ath_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void ath_tool_log_callback(void *user, ath_log_level level, const char *line);
+
+/* Flags to parameters. Strings live as long as args. Return -1, or 1 after an error line. */
+int ath_tool_engine_params(const ath_args *args, ath_engine_params *params);
+int ath_tool_session_params(const ath_args *args, ath_session_params *params);
+
+/* A whole file ("-": standard input), malloc'd, NUL behind it. NULL after an error line. */
+char *ath_tool_read_file(const char *path, size_t *size);
+
+/* A file that appears under its name only when it is complete. */
+typedef struct ath_outfile {
+    FILE *file;
+    const char *path;
+    char *temporary; /* NULL: written in place, because the path is a device or a pipe */
+} ath_outfile;
+int ath_outfile_open(ath_outfile *out, const char *path);
+/* Both return 0, or 1 after an error line. After commit or abandon the handle is empty; abandoning an empty one is fine. */
+int ath_outfile_commit(ath_outfile *out);
+void ath_outfile_abandon(ath_outfile *out);
+
+/* Milliseconds of a clock that never jumps. */
+double ath_tool_now_ms(void);
 
 #endif

@@ -1,0 +1,206 @@
+/* What the sub-commands share: errors, the log, files, and the way from flags to parameters. */
+#include "tool.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+int ath_tool_fail(const char *format, ...) {
+    char line[1024];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(line, sizeof line, format, ap);
+    va_end(ap);
+    fprintf(stderr, "error: %s\n", line);
+    return 1;
+}
+
+double ath_tool_now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/* ---- log */
+
+static struct {
+    int level;
+    bool prefix, timestamps;
+    double start_ms;
+    FILE *file;
+} the_log = {.level = ATH_LOG_INFO};
+
+int ath_tool_log_open(const ath_args *args) {
+    the_log.start_ms = ath_tool_now_ms();
+    the_log.level = (int)ATH_ARG_INT(args, LOG_VERBOSITY);
+    if (ATH_ARG_ON(args, VERBOSE)) the_log.level = ATH_LOG_DEBUG;
+    if (ATH_ARG_ON(args, LOG_DISABLE)) the_log.level = 0;
+    the_log.prefix = ATH_ARG_ON(args, LOG_PREFIX);
+    the_log.timestamps = ATH_ARG_ON(args, LOG_TIMESTAMPS);
+    const char *path = ATH_ARG_TEXT(args, LOG_FILE);
+    if (path && !(the_log.file = fopen(path, "w")))
+        return ath_tool_fail("--log-file %s: %s", path, strerror(errno));
+    return -1;
+}
+
+static void write_line(FILE *file, ath_log_level level, const char *line) {
+    static const char letters[] = "?EWI?D";
+    if (the_log.timestamps) fprintf(file, "%.3f ", (ath_tool_now_ms() - the_log.start_ms) * 1e-3);
+    if (the_log.prefix) fprintf(file, "%c ", letters[level]);
+    fprintf(file, "%s%s\n", level == ATH_LOG_WARN ? "warning: " : "", line);
+}
+
+void ath_tool_log_callback(void *user, ath_log_level level, const char *line) {
+    (void)user;
+    if ((int)level > the_log.level) return;
+    write_line(stderr, level, line);
+    if (the_log.file) write_line(the_log.file, level, line), fflush(the_log.file);
+}
+
+void ath_tool_log(ath_log_level level, const char *format, ...) {
+    char line[1024];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(line, sizeof line, format, ap);
+    va_end(ap);
+    ath_tool_log_callback(NULL, level, line);
+}
+
+int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **argv) {
+    int code = ath_args_parse(args, program, argc, argv);
+    if (code < 0 && program->bit & (ATH_PROGRAM_C | ATH_PROGRAM_T | ATH_PROGRAM_L)) code = ath_tool_log_open(args);
+    for (size_t i = 0; code < 0 && i < args->n_warnings; i++) ath_tool_log(ATH_LOG_WARN, "%s", args->warnings[i]);
+    return code;
+}
+
+/* ---- parameters */
+
+static int in_int(const ath_args *args, ath_flag_id id, int64_t low, int *out) {
+    const ath_arg *arg = &args->values[id];
+    if (arg->number < low || arg->number > INT_MAX)
+        return ath_tool_fail("%s %s: expected %lld or more", arg->name, arg->text, (long long)low);
+    *out = (int)arg->number;
+    return -1;
+}
+
+/* Not given: 0, the engine's choice. 0 or less: every logical core. */
+static int thread_count(const ath_args *args, ath_flag_id id, int *out) {
+    if (!ath_args_given(args, id)) return -1;
+    if (args->values[id].number <= 0) {
+        *out = (int)sysconf(_SC_NPROCESSORS_ONLN);
+        return -1;
+    }
+    return in_int(args, id, 1, out);
+}
+
+static void rope_params(const ath_args *args, ath_engine_params *p) {
+    p->rope_scaling = ATH_ARG_TEXT(args, ROPE_SCALING);
+    if (ATH_ARG_GIVEN(args, ROPE_SCALE)) p->rope_scale = (float)ATH_ARG_REAL(args, ROPE_SCALE);
+    if (ATH_ARG_GIVEN(args, ROPE_FREQ_BASE)) p->rope_freq_base = (float)ATH_ARG_REAL(args, ROPE_FREQ_BASE);
+    if (ATH_ARG_GIVEN(args, ROPE_FREQ_SCALE)) p->rope_freq_scale = (float)ATH_ARG_REAL(args, ROPE_FREQ_SCALE);
+    if (ATH_ARG_GIVEN(args, YARN_EXT)) p->yarn_ext_factor = (float)ATH_ARG_REAL(args, YARN_EXT);
+    if (ATH_ARG_GIVEN(args, YARN_ATTN)) p->yarn_attn_factor = (float)ATH_ARG_REAL(args, YARN_ATTN);
+    if (ATH_ARG_GIVEN(args, YARN_SLOW)) p->yarn_beta_slow = (float)ATH_ARG_REAL(args, YARN_SLOW);
+    if (ATH_ARG_GIVEN(args, YARN_FAST)) p->yarn_beta_fast = (float)ATH_ARG_REAL(args, YARN_FAST);
+}
+
+int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
+    *p = ath_engine_params_default();
+    p->model_path = ATH_ARG_TEXT(args, MODEL);
+    p->log = ath_tool_log_callback;
+    p->repack = ATH_ARG_ON(args, REPACK);
+    p->check_tensors = ATH_ARG_ON(args, CHECK_TENSORS);
+    p->cpu_mask = (uint32_t)ATH_ARG_INT(args, CPU_FEATURES);
+    rope_params(args, p);
+    int batch;
+    int code = thread_count(args, ATH_FLAG_THREADS, &p->n_threads);
+    if (code < 0) code = thread_count(args, ATH_FLAG_THREADS_BATCH, &p->n_threads_batch);
+    if (code < 0) code = in_int(args, ATH_FLAG_UBATCH, 1, &p->n_ubatch);
+    if (code < 0) code = in_int(args, ATH_FLAG_BATCH, 1, &batch);
+    if (code < 0 && ATH_ARG_GIVEN(args, YARN_ORIG_CTX)) code = in_int(args, ATH_FLAG_YARN_ORIG_CTX, 1, &p->yarn_orig_ctx);
+    if (code < 0 && batch < p->n_ubatch) p->n_ubatch = batch;
+    return code;
+}
+
+int ath_tool_session_params(const ath_args *args, ath_session_params *p) {
+    *p = ath_session_params_default();
+    p->n_ctx = ATH_ARG_INT(args, CTX_SIZE);
+    p->type_k = ATH_ARG_TEXT(args, CACHE_K);
+    p->type_v = ATH_ARG_TEXT(args, CACHE_V);
+    p->kv_layers = ATH_ARG_TEXT(args, KV_LAYERS);
+    p->swa_full = ATH_ARG_ON(args, SWA_FULL);
+    return in_int(args, ATH_FLAG_ENTRY_EVERY, 0, &p->entry_every);
+}
+
+/* ---- files */
+
+static char *read_stream(FILE *file, size_t *size) {
+    size_t cap = 1 << 16, n = 0;
+    char *data = malloc(cap);
+    while (data) {
+        n += fread(data + n, 1, cap - 1 - n, file);
+        if (n < cap - 1) break;
+        char *more = realloc(data, cap *= 2);
+        if (!more) free(data);
+        data = more;
+    }
+    if (data && ferror(file)) {
+        free(data);
+        data = NULL;
+    }
+    if (data) data[n] = 0;
+    *size = n;
+    return data;
+}
+
+char *ath_tool_read_file(const char *path, size_t *size) {
+    bool standard = strcmp(path, "-") == 0;
+    FILE *file = standard ? stdin : fopen(path, "rb");
+    errno = file ? 0 : errno;
+    char *data = file ? read_stream(file, size) : NULL;
+    if (!data) ath_tool_fail("%s: %s", path, errno ? strerror(errno) : "can't be read");
+    if (file && !standard) fclose(file);
+    return data;
+}
+
+int ath_outfile_open(ath_outfile *out, const char *path) {
+    *out = (ath_outfile){.path = path};
+    struct stat st;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) { /* opening a directory fails, with the right words */
+        out->file = fopen(path, "wb");
+    } else {
+        size_t cap = strlen(path) + 32;
+        out->temporary = malloc(cap);
+        if (!out->temporary) return ath_tool_fail("out of memory");
+        snprintf(out->temporary, cap, "%s.part-%ld", path, (long)getpid());
+        out->file = fopen(out->temporary, "wb");
+    }
+    if (out->file) return 0;
+    ath_tool_fail("%s can't be written: %s", path, strerror(errno));
+    free(out->temporary);
+    *out = (ath_outfile){0};
+    return 1;
+}
+
+int ath_outfile_commit(ath_outfile *out) {
+    errno = 0;
+    bool failed = ferror(out->file) != 0;
+    if (fclose(out->file) != 0) failed = true;
+    out->file = NULL;
+    if (!failed && out->temporary && rename(out->temporary, out->path) != 0) failed = true;
+    if (failed) ath_tool_fail("%s can't be written: %s", out->path, errno ? strerror(errno) : "no room left");
+    ath_outfile_abandon(out); /* after the rename there is nothing left to remove */
+    return failed;
+}
+
+void ath_outfile_abandon(ath_outfile *out) {
+    if (out->file) fclose(out->file);
+    if (out->temporary) unlink(out->temporary);
+    free(out->temporary);
+    *out = (ath_outfile){0};
+}
