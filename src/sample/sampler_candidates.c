@@ -1,7 +1,7 @@
 /* Softmax, sorting and drawing. See sampler_steps.h.
  *
- * Sorting is a heap that hands out the best one at a time: top_k and top_p look at a few dozen of 100,000
- * candidates, no memory is needed, and hostile logits can't make it quadratic. The heap is stored backwards,
+ * Sorting is a heap that hands out the best one at a time: top_p looks at a few dozen of 100,000 candidates,
+ * no memory is needed, and hostile logits can't make it quadratic. The heap is stored backwards,
  * its root at the array's end, so that the place that it frees is the next one of the sorted front. */
 #include "sample/sampler_steps.h"
 
@@ -94,7 +94,6 @@ int32_t ath_draw_dist(ath_candidates *c, ath_rng *rng) {
         sum += c->data[i].p;
     }
     double target = sum * ath_rng_double(rng);
-    if (!isfinite(sum)) return -1;
     for (int32_t i = 0; i < c->size; i++) {
         running += c->data[i].p;
         if (running >= target && c->data[i].p > 0) return i;
@@ -105,8 +104,7 @@ int32_t ath_draw_dist(ath_candidates *c, ath_rng *rng) {
 int32_t ath_draw_discrete(const ath_candidates *c, ath_rng *rng) {
     double sum = 0, running = 0;
     for (int32_t i = 0; i < c->size; i++) sum += c->data[i].p;
-    if (!isfinite(sum)) return -1;
-    if (c->size == 1) return 0;
+    if (c->size == 1) return c->data[0].p > 0 ? 0 : -1;
     double target = ath_rng_double(rng);
     int32_t last = -1; /* rounding may leave the full sum below the target */
     for (int32_t i = 0; i < c->size; i++) {

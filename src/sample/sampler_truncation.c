@@ -104,7 +104,7 @@ void ath_step_xtc(ath_candidates *c, float probability, float threshold, int32_t
     ath_candidates_softmax(c);
     int32_t last = 0;
     while (last + 1 < c->size && c->data[last + 1].p >= threshold) last++;
-    if (last == 0 || c->size - last < min_keep) return;
+    if (c->size - last < min_keep) return;
     for (int32_t i = last; i < c->size; i++) c->data[i - last] = c->data[i];
     keep_sorted(c, c->size - last);
 }

@@ -43,6 +43,31 @@ static void check_near(double a, double b, double tolerance) {
     if (!(fabs(a - b) <= tolerance)) fail_msg("%.9g is not %.9g", a, b);
 }
 
+static ath_sampler *create(const ath_sampler_params *p, int n_vocab) {
+    ath_sampler *s;
+    ath_error err = {0};
+    if (ath_sampler_create(&s, p, n_vocab, NULL, 0, &err) != ATH_OK) fail_msg("%s", err.message);
+    return s;
+}
+
+/* Only what a test switches on has an effect. */
+static ath_sampler_params plain_params(uint32_t seed) {
+    ath_sampler_params p = ath_sampler_default_params();
+    p.seed = seed;
+    p.temp = 1;
+    p.top_k = 0;
+    p.top_p = 1;
+    p.min_p = 0;
+    return p;
+}
+
+static int32_t sample(ath_sampler *s, const float *logits) {
+    int32_t token = -1;
+    ath_error err = {0};
+    if (ath_sampler_sample(s, logits, &token, &err) != ATH_OK) fail_msg("%s", err.message);
+    return token;
+}
+
 /* Known values: the C++ standard fixes the 10,000th number of mt19937 with its default seed. */
 static void rng_has_the_known_values(void **state) {
     (void)state;
@@ -217,6 +242,25 @@ static void xtc_leaves_the_least_likely_of_the_top(void **state) {
     assert_int_equal(ath_rng_next(&rng), 3499211612u); /* switched off: none was taken */
 }
 
+/* In the chain its generator has the chain's seed, but is not the one of the final draw. */
+static void xtc_has_its_own_generator(void **state) {
+    (void)state;
+    for (uint32_t seed = 1; seed <= 5489; seed += 5488) {
+        ath_sampler_params p = plain_params(seed);
+        p.temp = 0;
+        p.xtc_probability = 0.5f;
+        ath_sampler *s = create(&p, 2);
+        ath_rng rng;
+        for (int round = 0; round < 2; round++) {
+            ath_rng_seed(&rng, seed);
+            for (int i = 0; i < 20; i++)
+                assert_int_equal(sample(s, (float[]){1, 0}), ath_rng_float(&rng) <= 0.5f ? 1 : 0);
+            ath_sampler_reset(s);
+        }
+        ath_sampler_free(s);
+    }
+}
+
 static void temperature_divides(void **state) {
     (void)state;
     fixture f;
@@ -280,31 +324,6 @@ static void penalties_count_in_their_window(void **state) {
     check_near(c->data[3].logit, 0, 0);
 }
 
-static ath_sampler *create(const ath_sampler_params *p, int n_vocab) {
-    ath_sampler *s;
-    ath_error err = {0};
-    if (ath_sampler_create(&s, p, n_vocab, NULL, 0, &err) != ATH_OK) fail_msg("%s", err.message);
-    return s;
-}
-
-/* Only what a test switches on has an effect. */
-static ath_sampler_params plain_params(uint32_t seed) {
-    ath_sampler_params p = ath_sampler_default_params();
-    p.seed = seed;
-    p.temp = 1;
-    p.top_k = 0;
-    p.top_p = 1;
-    p.min_p = 0;
-    return p;
-}
-
-static int32_t sample(ath_sampler *s, const float *logits) {
-    int32_t token = -1;
-    ath_error err = {0};
-    if (ath_sampler_sample(s, logits, &token, &err) != ATH_OK) fail_msg("%s", err.message);
-    return token;
-}
-
 /* What DRY takes from each of 8 equal logits after a text, found by arg-max against a handicap: the penalty
  * of token t exceeds x if t loses to a rival that is x lower. */
 static void check_dry(const ath_sampler_params *base, const int32_t *text, int n, int32_t token,
@@ -347,6 +366,26 @@ static void dry_punishes_repetitions(void **state) {
     check_dry(&p, two, 11, 5, 0.5);
 }
 
+static void dry_forgets(void **state) {
+    (void)state;
+    ath_sampler_params p = plain_params(1);
+    p.dry_multiplier = 5;
+    p.temp = 0;
+    const int32_t text[] = {1, 2, 3, 4, 5, 1, 2, 3};
+    const float logits[8] = {0, 0, 0, 0, 1, 0, 0, 0};
+    ath_sampler *s = create(&p, 8);
+    for (int i = 0; i < 8; i++) ath_sampler_accept(s, text[i]);
+    assert_int_equal(sample(s, logits), 0);
+    ath_sampler_accept(s, 7);
+    assert_int_equal(sample(s, logits), 4);
+    for (int i = 1; i < 4; i++) ath_sampler_accept(s, i);
+    assert_int_equal(sample(s, logits), 0);
+    ath_sampler_reset(s);
+    for (int i = 0; i < 3; i++) ath_sampler_accept(s, 6); /* 6 6 6: 6 is punished, 4 is not */
+    assert_int_equal(sample(s, logits), 4);
+    ath_sampler_free(s);
+}
+
 static void dry_stops_at_breakers(void **state) {
     (void)state;
     ath_sampler_params p = plain_params(1);
@@ -361,6 +400,12 @@ static void dry_stops_at_breakers(void **state) {
     check_dry(&p, text, 10, 6, 0.5 * 2); /* three since the 1 */
     breakers[1] = (ath_dry_breaker){pair, 2};
     check_dry(&p, text, 10, 6, 0.5); /* two since 1 2 */
+    breakers[0] = breakers[1];
+    breakers[1] = (ath_dry_breaker){one, 1};
+    check_dry(&p, text, 10, 6, 0.5); /* the longer of two that begin alike */
+    const int32_t cut[] = {1, 0}, end[] = {4, 5, 1, 6, 4, 5, 1};
+    breakers[0] = breakers[1] = (ath_dry_breaker){cut, 2};
+    check_dry(&p, end, 7, 6, 0.5 * 2); /* the text ends within a breaker: that is none */
     const int32_t six[] = {6};
     breakers[1] = (ath_dry_breaker){six, 1};
     check_dry(&p, text, 10, 6, 0); /* a breaker itself is never punished */
@@ -416,6 +461,8 @@ static void adaptive_prefers_the_target(void **state) {
     ath_rng_seed(&rng, 3);
     ath_adaptive a = {.target = 0.3f, .decay = 0.9f};
     ath_adaptive_reset(&a);
+    ath_adaptive_accept(&a, 0); /* nothing was drawn yet */
+    check_near(a.total_weight, 10, 1e-5);
     int32_t i = ath_draw_adaptive(MAKE(f, 0.1f, 0.3f, 0.6f), &a, &rng);
     check_near(f.c.data[1].logit, 5, 1e-5);
     check_near(f.c.data[0].logit, 5 - 10 * (4.0 / 9) / (5.0 / 3), 1e-4); /* distance 0.2 / 0.3 */
@@ -471,6 +518,17 @@ static void draws_follow_the_probabilities(void **state) {
     s = create(&params, 8);
     check_frequencies(s, logits, p, 20000);
     ath_sampler_free(s);
+}
+
+/* A generator that gives 0 all the time. */
+static void the_impossible_is_never_drawn(void **state) {
+    (void)state;
+    ath_rng zero = {.next = 0};
+    fixture f;
+    ath_candidates *c = MAKE(f, 0, 1, 2);
+    assert_int_equal(ath_draw_dist(c, &zero), 1);
+    ath_candidates_softmax(c);
+    assert_int_equal(ath_draw_discrete(c, &zero), 1);
 }
 
 static void random_logits(ath_rng *rng, float *logits, int n) {
@@ -711,7 +769,7 @@ static void bad_logits_are_an_error(void **state) {
 static void overflow_is_an_error(void **state) {
     (void)state;
     const char *chains[] = {"edskypmxt", "e", "ekt", "et"};
-    for (int k = 0; k < 16; k++) {
+    for (int k = 0; k < 32; k++) {
         ath_sampler_params p = ath_sampler_default_params();
         p.seed = 1;
         p.temp = k & 1 ? 0.0f : 0.8f;
@@ -719,8 +777,9 @@ static void overflow_is_an_error(void **state) {
         p.typical_p = 0.5f;
         p.xtc_probability = 1;
         p.dynatemp_range = k & 2 ? 0.5f : 0;
+        p.adaptive_target = k < 16 ? -1 : 0.5f;
         p.repeat_penalty = 1e-37f;
-        assert_int_equal(ath_sampler_parse_letters(&p, chains[k / 4], NULL), ATH_OK);
+        assert_int_equal(ath_sampler_parse_letters(&p, chains[k / 4 % 4], NULL), ATH_OK);
         ath_sampler *s = create(&p, 5);
         int32_t token;
         ath_error err = {0};
@@ -785,15 +844,18 @@ int main(void) {
         cmocka_unit_test(typical_orders_by_surprise),
         cmocka_unit_test(top_n_sigma_bans_by_deviation),
         cmocka_unit_test(xtc_leaves_the_least_likely_of_the_top),
+        cmocka_unit_test(xtc_has_its_own_generator),
         cmocka_unit_test(temperature_divides),
         cmocka_unit_test(dynamic_temperature_follows_the_entropy),
         cmocka_unit_test(penalties_count_in_their_window),
         cmocka_unit_test(dry_punishes_repetitions),
+        cmocka_unit_test(dry_forgets),
         cmocka_unit_test(dry_stops_at_breakers),
         cmocka_unit_test(mirostat_steers_mu),
         cmocka_unit_test(mirostat1_finds_zipfs_exponent),
         cmocka_unit_test(adaptive_prefers_the_target),
         cmocka_unit_test(draws_follow_the_probabilities),
+        cmocka_unit_test(the_impossible_is_never_drawn),
         cmocka_unit_test(seed_decides_the_text),
         cmocka_unit_test(random_seed_can_be_used_again),
         cmocka_unit_test(greedy_is_the_first_of_the_greatest),
