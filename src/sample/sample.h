@@ -17,7 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/error.h"
+#include "athanor/athanor_error.h"
 
 #define ATH_SEED_RANDOM 0xffffffffu /* --seed -1 */
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/error.h"
 #include "sample/sampler_params.h"
 #include "sample/sampler_steps.h"
 

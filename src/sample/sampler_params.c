@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/error.h"
+
 /* One row per step, in the order of the enum. The first name is the one that is printed; the others are
  * spellings that people type. */
 static const struct step_name {
