@@ -336,6 +336,38 @@ static void test_norms_match(void **state) {
     free_case(&p);
 }
 
+/* 16 sums of every 16th token, folded by halves: +-65504 must meet before the small value is added to one of
+ * them, where it would be lost. And sums start at +0. */
+static void test_mean_order(void **state) {
+    (void)state;
+    static const struct {
+        int plus, minus, small;
+        bool kept;
+    } cases[] = {
+        {0, 32, 1, true},   /* other lane */
+        {0, 32, 16, false}, /* same lane, between */
+        {0, 32, 48, true},  /* same lane, after */
+        {3, 11, 4, true},   /* folded by 8 first: 3 meets 11 */
+        {3, 4, 11, false},  /* 3 meets 11 before 4 */
+        {2, 6, 5, true},    /* then by 4 */
+        {2, 4, 6, false},   /* 2 meets 6 before 4 */
+        {1, 3, 2, true},    /* then by 2; 1 meets 3 before the other pair */
+    };
+    page_case p = make_case(ATH_KV_TURBO4, 16, true);
+    for (size_t k = 0; k < p.n; k++) p.tile[k] = 0x8000;
+    for (int i = 0; i < 8; i++) {
+        p.tile[at(&p, cases[i].plus, i)] = 0x7bff;
+        p.tile[at(&p, cases[i].minus, i)] = 0xfbff;
+        p.tile[at(&p, cases[i].small, i)] = ath_f32_to_f16(0x1p-10f);
+    }
+    encode_and_decode(&p);
+    for (int c = 0; c < 16; c++) {
+        int expected = c < 8 && cases[c].kept ? ath_f32_to_f16(0x1p-17f) : 0;
+        assert_int_equal(get_u16(p.page + p.layout.mean_at + 2 * c), expected);
+    }
+    free_case(&p);
+}
+
 /* Channels that alternate between +-amplitude: their mean is 0 and their rms the amplitude. */
 static void test_equalisation_bytes(void **state) {
     (void)state;
@@ -644,6 +676,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_rotation),
         cmocka_unit_test(test_code_places),
         cmocka_unit_test(test_norms_match),
+        cmocka_unit_test(test_mean_order),
         cmocka_unit_test(test_equalisation_bytes),
         cmocka_unit_test(test_zero_page),
         cmocka_unit_test(test_constant_key),
