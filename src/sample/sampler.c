@@ -1,5 +1,5 @@
-/* The chain: which steps run, in which order, over which memory. See sample.h for the contract. */
-#include "sample/sample.h"
+/* The chain: which steps run, in which order, over which memory. See athanor_sample.h for the contract. */
+#include "athanor/athanor_sample.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/error.h"
 #include "base/error.h"
 #include "sample/sampler_params.h"
 #include "sample/sampler_steps.h"

@@ -1,10 +1,10 @@
-/* What sampler.c needs of the parameters beyond sample.h. Internal to sample/. */
+/* What sampler.c needs of the parameters beyond athanor_sample.h. Internal to sample/. */
 #ifndef ATH_SAMPLE_SAMPLER_PARAMS_H
 #define ATH_SAMPLE_SAMPLER_PARAMS_H
 
 #include <stddef.h>
 
-#include "sample/sample.h"
+#include "athanor/athanor_sample.h"
 
 enum {
     ATH_SAMPLER_WINDOW_MAX = 1 << 24, /* tokens that penalties and DRY can look back */

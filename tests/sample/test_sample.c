@@ -10,7 +10,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "sample/sample.h"
+#include "athanor/athanor_sample.h"
 #include "sample/sampler_steps.h"
 
 enum { MAX = 64 };

@@ -11,8 +11,8 @@
  * final draw.
  *
  * A sampler belongs to one sequence and one thread at a time. All memory is taken by ath_sampler_create. */
-#ifndef ATH_SAMPLE_H
-#define ATH_SAMPLE_H
+#ifndef ATHANOR_SAMPLE_H
+#define ATHANOR_SAMPLE_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -124,4 +124,7 @@ ath_sampler_seed(const ath_sampler *s); /* the one in use, also where ATH_SEED_R
  * Lives as long as the sampler. */
 const char *ath_sampler_chain(const ath_sampler *s);
 
+#ifdef __cplusplus
+}
+#endif
 #endif
