@@ -219,16 +219,23 @@ void ath_session_layer_rows(const ath_session *session, int layer, uint64_t rows
 
 /* ---------------------------------------------------------------- codec figures */
 
+/* "Relative": a sum of squared errors over the sum of squares of the values. */
 typedef struct ath_distortion {
-    double bytes_per_value, mse_codebook, mse, snr_db, worst, inner_product_error, sign_flips;
+    double bytes_per_value; /* of a full page, all its parts */
+    double codebook_mse;    /* of the codebook alone on N(0,1); 0 for types without one */
+    double mse, snr_db;     /* relative, over all vectors; infinite dB if nothing was lost */
+    double worst_error;     /* |decoded - x| / |x| of vector worst_vector */
+    int64_t worst_vector;
+    double inner_mean, inner_rms; /* error of <q, x> in units of |q| |x|, over normal queries q, one per vector */
+    double sign_flips;            /* share of the values that came back with another sign */
+    int64_t saturated;            /* values outside +-65504 */
     int64_t n_vectors;
-    int64_t worst_index;
 } ath_distortion;
 /* Encodes and decodes vectors [n][head_dim] (NULL: n normal ones from seed) in cache type `type` as V is stored, or as
- * K is (page mean and equalisation) if as_key. MSEs are relative to the variance; inner_product_error is the rms error
- * of q.x over random q relative to |q||x|; mse_codebook is NaN for types without a codebook. */
-ath_status ath_measure_distortion(const char *type, int head_dim, const float *vectors, int64_t n, uint64_t seed,
-                                  bool as_key, ath_distortion *out, ath_error *err);
+ * K is (page mean and equalisation) if as_key. ATH_ERR_ARGUMENT for an unknown type and for values that aren't finite,
+ * ATH_ERR_UNSUPPORTED for a head size that the type can't hold. */
+ath_status ath_cache_type_distortion(const char *type, int head_dim, const float *vectors, int64_t n, uint64_t seed,
+                                     bool as_key, ath_distortion *out, ath_error *err);
 
 #ifdef __cplusplus
 }

@@ -8,7 +8,6 @@
 #include <sys/random.h>
 
 #include "base/error.h"
-#include "base/error.h"
 #include "sample/sampler_params.h"
 #include "sample/sampler_steps.h"
 

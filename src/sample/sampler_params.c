@@ -1,5 +1,4 @@
 /* Parameters of the chain: defaults, the names of the steps, and what is refused. */
-#include "base/error.h"
 #include "sample/sampler_params.h"
 
 #include <float.h>
