@@ -4,5 +4,9 @@
 
 void ath_attn_kernels_init(ath_attn_kernels *k, uint32_t flags) {
     ath_attn_kernels_init_c(k);
+#if defined(__x86_64__)
+    if ((flags & ATH_CPU_AVX512_ALL) == ATH_CPU_AVX512_ALL) ath_attn_kernels_init_avx512(k);
+#else
     (void)flags;
+#endif
 }
