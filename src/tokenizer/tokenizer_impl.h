@@ -30,6 +30,7 @@ struct ath_tokenizer {
     int32_t byte_tokens[256];  /* token of a lone byte; -1: the vocabulary has none */
     int32_t byte_symbols[256]; /* BPE: symbol that a byte starts as */
     uint32_t *priorities;      /* SPM: [n_tokens] scores, smallest is best */
+    bool joins[256];           /* SPM: some token goes on behind a word that ends in this byte */
     ath_bpe_merge *merges;     /* BPE: hash map, a power of two */
     size_t n_merge_slots;
 

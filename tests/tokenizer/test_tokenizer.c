@@ -133,7 +133,7 @@ static recipe spm_recipe(void) {
         snprintf(byte_texts[b], sizeof byte_texts[b], "<0x%02X>", (unsigned)b);
         add_token(&r, byte_texts[b], 6, 0);
     }
-    static const char *const words[] = {"▁", "a", "b", "ab", "▁a", "▁ab", "bb", "aa", "<", "s", ">", "<s", "▁▁"};
+    static const char *const words[] = {"▁", "a", "b", "ab", "▁a", "▁ab", "bb", "aa", "<", "s", ">", "<s", "▁▁", "s▁"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) add_token(&r, words[i], 1, -(float)i);
     add_token(&r, "[tool]", 4, 0);
     return r;
@@ -233,6 +233,7 @@ static void test_spm(void **state) {
     CHECK(t, "", ATH_TOKENIZE_ADD_SPECIAL, "<s>");
     CHECK(t, "abb", ATH_TOKENIZE_ADD_SPECIAL, "<s>|▁ab|b"); /* ab before ▁a and bb */
     CHECK(t, "a  b", 0, "▁a|▁▁|b");
+    CHECK(t, "s b a", 0, "▁|s▁|b|▁a"); /* a token over the end of a word */
     CHECK(t, "\xC3\xA9\xFF", 0, "▁|<0xC3>|<0xA9>|<0xFF>");
     CHECK(t, "<s>a", 0, "▁|<s|>|a"); /* control tokens never come out of plain text */
     CHECK(t, "<s>a", ATH_TOKENIZE_PARSE_SPECIAL, "<s>|▁a");

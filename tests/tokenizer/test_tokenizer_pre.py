@@ -1,6 +1,6 @@
 """Pre-tokenizers: pieces against the regular expressions that they stand for, run by Python's `regex` and by Hugging
 Face tokenizers, and ids with BPEs trained here; character classes against Hugging Face's over all of Unicode."""
-import unicodedata
+import json
 
 import pytest
 from tokenizer_driver import encode, make_strings, run, shared, split, write_bpe_gguf
@@ -21,7 +21,7 @@ CASED_LLM = (
     "\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ"
     "𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
-CJK = r"[一-龥ࠀ-一가-\ud7ff]+"
+CJK = "[一-龥ࠀ-一가-\ud7ff]+"
 PATTERNS = {
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
     "llama-bpe": [LLAMA3],
@@ -90,9 +90,9 @@ def test_pieces(pre, strings):
 
 @pytest.mark.parametrize("pre", PATTERNS)
 def test_pieces_by_regex(pre, strings):
-    """`regex` has a later Unicode: only strings whose characters it puts where Hugging Face does."""
-    compiled = [regex.compile(p.replace(r"\ud7ff", "\ud7ff"), regex.V1) for p in PATTERNS[pre]]
-    here = [s for s in strings if "ʕ" not in s and "𐥀" not in s]
+    """`regex` has a later Unicode, which moved U+0295 to another category."""
+    compiled = [regex.compile(p, regex.V1) for p in PATTERNS[pre]]
+    here = [s for s in strings if "ʕ" not in s]
     for string, pieces in zip(here, split(pre, here)):
         assert pieces == apply(compiled, string), repr(string)
 
@@ -112,8 +112,6 @@ def test_ids_of_trained_bpe(pre, strings, tmp_path):
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
     theirs.train_from_iterator([text, *strings], trainer)
     theirs.save(str(tmp_path / "bpe.json"))
-    import json
-
     model = json.loads((tmp_path / "bpe.json").read_text())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     path = write_bpe_gguf(tmp_path / "bpe.gguf", pre, tokens, model["merges"], bos=0, eos=0)
@@ -136,11 +134,11 @@ def test_classes_over_all_of_unicode():
     for pattern, bit in zip(wanted, bits):
         literal = "\\p" not in pattern and "\\s" not in pattern  # then the version of Unicode is no matter
         if literal:
-            others = regex.sub(pattern.replace(r"\ud7ff", "\ud7ff") + "+", "", everything)
+            others = regex.sub(pattern + "+", "", everything)
         else:
             others = tokenizers.normalizers.Replace(Regex(pattern + "+"), "").normalize_str(everything)
         theirs = all_points - set(map(ord, others))
         ours = {cp for cp, value in enumerate(classes) if value >> bit & 1 and not 0xD800 <= cp < 0xE000}
         assert ours == theirs, (pattern, [hex(cp) for cp in sorted(ours ^ theirs)[:20]])
     assert all(bin(value & 0x7FF).count("1") == 1 for value in classes)
-    assert unicodedata.category(" ") == "Zs" and classes[0x20] >> 13 & 1
+    assert [cp for cp, value in enumerate(classes) if value >> 13 & 1] == [0x20]

@@ -54,7 +54,7 @@ def split(pre, strings):
 
 FIXED = [
     "", " ", "  ", "   ", "\t", "\n", "\n\n", "\n\n\n", "\r\n", "\r", " \n ", "\n  \n", "a\n", "a \n b", "x\t\ty", "a\x00b", "\x00", "\x0b\x0c\x1c\x85\u2028\u2029",
-    "Hello world", " Hello, World!", "I'm you're HE'S it'll WE'VE i'd don't 'S 'Re 'lL 'ſ d'Artagnan ''s 'x ' s",
+    "Hello world", " Hello, World!", "I'm you're HE'S it'll WE'VE i'd don't 'S 'Re 'lL 'ſ d'Artagnan ''s 'x ' s", "a'ſb 1'Sx x'RE'll're'vE'D'm'Tt",
     "123", "1234567", "3.14159 -1e10 0xFF", "1 22 333 4444 55555", "٣٤٥ ½ Ⅷ ²³", "$5 + 3 = 8 <tag> ^_^ ~`|`",
     "camelCaseWord HTTPServer ÉCOLE École éCOLE ЖУРНАЛ Журнал жУРНАЛ ǅungla ʰa ªº", "中文字符 日本語テキスト 한국어 텍스트 中A中 A中a 漢字かな交じり文", "ไทย ภาษา हिन्दी தமிழ் العربية עברית",
     "e\u0301 \u0301\u0301 a\u0301b \u0301a n\u0303o\u0302", "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇩🇪 ☃️ 🦙.cpp", "/path/to/file //x\n/ /\n a/\r\n/b", "def f(x):\n    return x  # comment\n\n\n\tif (a!=b) { c[0]++; }\r\n",
@@ -79,7 +79,7 @@ def make_strings(n, specials=()):
     for block in blocks.values():
         strings.append("".join(rng.choice(block) for _ in range(24)))
         strings.append("".join(rng.choice(block) + rng.choice(["", " ", "a", "1", "'s", "\n", "."]) for _ in range(12)))
-    atoms = ["a", "B", "é", "É", "中", "가", "1", "٣", "½", " ", "  ", "\t", "\n", "\r\n", "'", "'s", "'LL", "!", "/", "$", "`", "\u0301", "ʰ", "ǅ", "🙂", "\u200d", "\u00a0", "\u3000", "_", "の", "。", "\x00", "\x7f"]
+    atoms = ["a", "B", "é", "É", "中", "가", "1", "٣", "½", " ", "  ", "\t", "\n", "\r\n", "'", "'s", "'LL", "!", "/", "$", "`", "\u0301", "ʰ", "ǅ", "ſ", "🙂", "\u200d", "\u00a0", "\u3000", "_", "の", "。", "\x00", "\x7f"]
     text = (SHARED / "data/wikitext-2/wiki.test.raw").read_text() if SHARED.exists() else "plain text " * 1000
     while len(strings) < n + len(FIXED):
         kind = len(strings) % 4
