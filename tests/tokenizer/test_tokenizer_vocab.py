@@ -18,13 +18,26 @@ def test_expected_ids(name):
         assert text == case.encode()
 
 
-@pytest.mark.parametrize("name,pre", [("qwen3", "qwen2"), ("llama3_1", "llama-bpe")])
-def test_same_as_huggingface(name, pre, tmp_path):
+PRES = {"qwen3": "qwen2", "llama3_1": "llama-bpe"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A GGUF file of the vocabulary in each tokenizer.json, and the json."""
+    files = {}
+    for name, pre in PRES.items():
+        text, config = load_json(name)
+        path = tmp_path_factory.mktemp("vocab") / f"{name}.gguf"
+        files[name] = gguf_from_json(path, pre, text, config), text
+    return files
+
+
+@pytest.mark.parametrize("name", PRES)
+def test_same_as_huggingface(name, made):
     tokenizers = pytest.importorskip("tokenizers")
-    text, config = load_json(name)
+    gguf, text = made[name]
     theirs = tokenizers.Tokenizer.from_str(text)
     theirs.normalizer = None  # Qwen's NFC is no part of a GGUF file
-    gguf = gguf_from_json(tmp_path / f"{name}.gguf", pre, text, config)
     specials = [t.content for t in theirs.get_added_tokens_decoder().values()][:40] + ["</s>", "<|im_end", "|>"]
     strings = make_strings(2400, specials)
     expected = [e.ids for e in theirs.encode_batch(strings, add_special_tokens=False)]
@@ -41,13 +54,11 @@ def test_bad_utf8_round_trips():
             assert decoded == string
 
 
-def test_info(tmp_path):
-    text, config = load_json("llama3_1")
-    lines = dict(line.split(" ", 1) for line in run(["--info", gguf_from_json(tmp_path / "v.gguf", "llama-bpe", text, config)]))
+def test_info(made):
+    lines = dict(line.split(" ", 1) for line in run(["--info", made["llama3_1"][0]]))
     assert lines["bos"] == "128000" and lines["add_bos"] == "1" and lines["eot"] == "128009"
     assert lines["eog"] == "128001 128009"  # <|end_of_text|>, <|eot_id|>
-    text, config = load_json("qwen3")
-    lines = dict(line.split(" ", 1) for line in run(["--info", gguf_from_json(tmp_path / "q.gguf", "qwen2", text, config)]))
+    lines = dict(line.split(" ", 1) for line in run(["--info", made["qwen3"][0]]))
     assert lines["eos"] == "151645" and lines["add_bos"] == "0"
     assert set(lines["eog"].split()) == {"128247", "151643", "151645", "151662", "151663", "151664"}
 
