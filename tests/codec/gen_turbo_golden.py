@@ -25,7 +25,7 @@ PROGRAM = BUILD / "tests/test_kv_page"
 DOCUMENT = ROOT / "docs/turbo_format.md"
 GOLDEN = HERE / "golden_pages"
 HEAD_DIMS = [16, 64, 80, 128]
-TYPES = ["turbo2", "turbo3", "turbo4"]
+TYPES = ["turbo2", "turbo3", "turbo4", "turbo2_tcq", "turbo3_tcq", "turbo4_tcq"]
 TOKENS = 128
 SEED = 20264
 
