@@ -92,7 +92,7 @@ void ath_device_free(ath_device *dev) {
 }
 
 const char *ath_device_describe(const ath_device *dev) { return dev->description; }
-const char *ath_device_attention_kernel(const ath_device *dev) { return dev->attention.isa; }
+const char *ath_device_attention_kernel(const ath_device *dev) { return dev->attn.isa; }
 
 void ath_device_use_threads(ath_device *dev, bool prefill) { dev->pool = dev->pools[prefill]; }
 
