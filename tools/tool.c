@@ -117,7 +117,7 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     p->check_tensors = ATH_ARG_ON(args, CHECK_TENSORS);
     p->cpu_mask = (uint32_t)ATH_ARG_INT(args, CPU_FEATURES);
     rope_params(args, p);
-    int batch;
+    int batch = 0;
     int code = thread_count(args, ATH_FLAG_THREADS, &p->n_threads);
     if (code < 0) code = thread_count(args, ATH_FLAG_THREADS_BATCH, &p->n_threads_batch);
     if (code < 0) code = in_int(args, ATH_FLAG_UBATCH, 1, &p->n_ubatch);
