@@ -7,7 +7,10 @@ static const struct {
     const char *name, *link, *about;
     int (*run)(int argc, char **argv);
 } tools[] = {
+    {"tokenize", "llama-tokenize", "show the tokens of a text", ath_tool_tokenize},
+    {"inspect", "", "what a GGUF file holds, and what its cache will take", ath_tool_inspect},
     {"logits", "", "write the logits of given tokens to a file", ath_tool_logits},
+    {"distortion", "", "what a cache type does to vectors", ath_tool_distortion},
 };
 enum { N_TOOLS = sizeof tools / sizeof tools[0] };
 

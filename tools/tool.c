@@ -117,7 +117,7 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     p->check_tensors = ATH_ARG_ON(args, CHECK_TENSORS);
     p->cpu_mask = (uint32_t)ATH_ARG_INT(args, CPU_FEATURES);
     rope_params(args, p);
-    int batch;
+    int batch = 0;
     int code = thread_count(args, ATH_FLAG_THREADS, &p->n_threads);
     if (code < 0) code = thread_count(args, ATH_FLAG_THREADS_BATCH, &p->n_threads_batch);
     if (code < 0) code = in_int(args, ATH_FLAG_UBATCH, 1, &p->n_ubatch);
@@ -166,6 +166,37 @@ char *ath_tool_read_file(const char *path, size_t *size) {
     if (!data) ath_tool_fail("%s: %s", path, errno ? strerror(errno) : "can't be read");
     if (file && !standard) fclose(file);
     return data;
+}
+
+static int hex_digit(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    c |= 32;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+size_t ath_tool_unescape(char *text, size_t size) {
+    static const char letters[] = "ntr\"'\\", meanings[] = "\n\t\r\"'\\";
+    size_t out = 0;
+    for (size_t at = 0; at < size; at++) {
+        const char *letter = text[at] == '\\' && at + 1 < size ? memchr(letters, text[at + 1], sizeof letters - 1) : NULL;
+        if (letter) {
+            text[out++] = meanings[letter - letters];
+            at++;
+        } else if (text[at] == '\\' && at + 3 < size && text[at + 1] == 'x' && hex_digit(text[at + 2]) >= 0 &&
+                   hex_digit(text[at + 3]) >= 0) {
+            text[out++] = (char)(hex_digit(text[at + 2]) * 16 + hex_digit(text[at + 3]));
+            at += 3;
+        } else
+            text[out++] = text[at];
+    }
+    text[out] = 0;
+    return out;
+}
+
+int ath_tool_flush(void) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+    return errno == EPIPE ? 1 : ath_tool_fail("standard output can't be written: %s", strerror(errno));
 }
 
 int ath_outfile_open(ath_outfile *out, const char *path) {

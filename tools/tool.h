@@ -32,6 +32,11 @@ int ath_tool_session_params(const ath_args *args, ath_session_params *params);
 /* A whole file ("-": standard input), malloc'd, NUL behind it. NULL after an error line. */
 char *ath_tool_read_file(const char *path, size_t *size);
 
+/* Replaces C escapes (\n \t \r \" \' \\ \xHH) in place; others stay as they are. Returns the new size. */
+size_t ath_tool_unescape(char *text, size_t size);
+/* Flushes stdout: 0, or 1 after an error line (a reader that went away is no error). */
+int ath_tool_flush(void);
+
 /* A file that appears under its name only when it is complete. */
 typedef struct ath_outfile {
     FILE *file;

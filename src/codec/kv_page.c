@@ -97,8 +97,7 @@ static void centre_key(const ath_kv_layout *layout, float *x, uint8_t *out) {
     }
 }
 
-/* The equalisation byte of a channel whose root of rms is `ratio` times the average channel's. */
-static uint8_t eq_byte(float ratio) {
+uint8_t ath_eq_byte(float ratio) {
     int e = ATH_EQ_ONE - ATH_EQ_STEPS;
     for (int i = 0; i < 2 * ATH_EQ_STEPS; i++) e += ratio >= ath_eq_thresholds[i];
     return (uint8_t)e;
@@ -117,7 +116,7 @@ static void equalise_key(const ath_kv_layout *layout, float *x, uint8_t *out) {
     float average = sum / (float)layout->head_dim;
     for (int c = 0; c < layout->head_dim; c++) {
         float *row = x + (size_t)c * TOKENS;
-        uint8_t e = root[c] > 0 ? eq_byte(root[c] / average) : ATH_EQ_ONE;
+        uint8_t e = root[c] > 0 ? ath_eq_byte(root[c] / average) : ATH_EQ_ONE;
         out[layout->eq_at + (size_t)c] = e;
         float reciprocal = ath_eq_scale((uint8_t)(2 * ATH_EQ_ONE - e));
         for (int t = 0; t < TOKENS; t++) row[t] *= reciprocal;

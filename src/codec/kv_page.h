@@ -131,6 +131,8 @@ static inline size_t ath_turbo_byte_at(const ath_kv_layout *layout, size_t token
 /* The equalisation scale 2^((e-128)/4), rounded to f32; e is clamped to 112..144, which encoders never leave.
  * Its reciprocal is ath_eq_scale(256 - e). */
 float ath_eq_scale(uint8_t e);
+/* The equalisation byte of a channel whose root of rms is `ratio` times the average channel's. */
+uint8_t ath_eq_byte(float ratio);
 
 /* Encodes a full page. tile: f16 in the side's plain shape, all finite. out: layout->bytes. Raw types are
  * converted. Reference version; the kernels' versions give the same bytes. scratch: [head_dim*128] floats. */

@@ -45,7 +45,7 @@ typedef struct ath_rope {   /* rotary embedding, prepared once per (model, kind 
 ath_status ath_device_cpu_create(ath_device **out, const ath_device_params *params, ath_error *err);
 void ath_device_free(ath_device *dev);
 const char *ath_device_describe(const ath_device *dev); /* "CPU, avx512 vnni vbmi, 2 threads" */
-const char *ath_device_attention_kernel(const ath_device *dev); /* "pages of 128 tokens, avx512 vbmi" */
+const char *ath_device_attention_kernel(const ath_device *dev); /* "avx512vbmi" */
 void ath_device_use_threads(ath_device *dev, bool prefill); /* chooses n_threads or n_threads_batch */
 
 /* ---- weights. repack: copy into the layout of the fastest kernel where that pays (types without such a layout stay). */

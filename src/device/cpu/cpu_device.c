@@ -28,7 +28,7 @@ static void describe(ath_device *dev) {
     ath_cpu_flags_describe(dev->cpu_flags, flags, sizeof flags);
     int decode = ath_threads_count(dev->pools[0]), batch = ath_threads_count(dev->pools[1]);
     if (decode == batch) snprintf(threads, sizeof threads, "%d thread%s", decode, decode == 1 ? "" : "s");
-    else snprintf(threads, sizeof threads, "%d threads, %d in prefill", decode, batch);
+    else snprintf(threads, sizeof threads, "%d thread%s, %d in prefill", decode, decode == 1 ? "" : "s", batch);
     snprintf(dev->description, sizeof dev->description, "CPU, %s, %s", flags, threads);
 }
 
@@ -92,6 +92,7 @@ void ath_device_free(ath_device *dev) {
 }
 
 const char *ath_device_describe(const ath_device *dev) { return dev->description; }
+const char *ath_device_attention_kernel(const ath_device *dev) { return dev->attn.isa; }
 
 void ath_device_use_threads(ath_device *dev, bool prefill) { dev->pool = dev->pools[prefill]; }
 

@@ -124,4 +124,5 @@ void ath_attn_kernels_init_avx512(ath_attn_kernels *k) {
     k->softmax = softmax;
     k->softcap = softcap;
     ath_attn_turbo_init_avx512(k);
+    ath_attn_pages_init_avx512(k);
 }

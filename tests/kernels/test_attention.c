@@ -1,0 +1,366 @@
+/* Attention kernels of every instruction set against plain C, bit for bit. --bench prints their speed instead. */
+#include <setjmp.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "base/half.h"
+#include "kernels/attention.h"
+#include "kernels/cpu_flags.h"
+
+enum { TOKENS = ATH_PAGE_TOKENS, HEADS = 16, TILE = ATH_MAX_HEAD_DIM * TOKENS, SEED = 20240917 };
+
+static const uint32_t masks[] = {ATH_CPU_AVX2, ~0u};
+enum { N_MASKS = 2, N_DIMS = 10 };
+static const int dims[N_DIMS] = {16, 32, 48, 64, 80, 96, 112, 128, 192, 576};
+
+static uint64_t seed_state;
+
+static float uniform(void) {
+    seed_state = seed_state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(seed_state >> 40) * 0x1p-24f;
+}
+
+static float normal(void) { return (uniform() + uniform() + uniform() + uniform() - 2.0f) * 1.7320508f; }
+
+/* Exactly n floats on the heap, so that a read past them is seen. */
+static float *normals(size_t n) {
+    float *x = malloc(n * sizeof *x);
+    if (!x) abort();
+    for (size_t i = 0; i < n; i++) x[i] = normal();
+    return x;
+}
+
+static void *raw_copy(ath_kv_type type, const float *x, size_t n) {
+    size_t size = type == ATH_KV_F32 ? 4 : 2;
+    uint8_t *out = malloc(n * size);
+    if (!out) abort();
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half = type == ATH_KV_F16 ? ath_f32_to_f16(x[i]) : ath_f32_to_bf16(x[i]);
+        memcpy(out + i * size, size == 4 ? (const void *)&x[i] : (const void *)&half, size);
+    }
+    return out;
+}
+
+static void same(const void *want, const void *got, size_t n, const char *what, const ath_attn_kernels *k, int dim, int heads) {
+    if (memcmp(want, got, n) != 0)
+        fail_msg("%s, %s: head_dim %d, %d heads differ from plain C", what, k->isa, dim, heads);
+}
+
+static void test_plain(void **state) {
+    (void)state;
+    ath_attn_kernels c, k;
+    ath_attn_kernels_init(&c, 0);
+    static float want[HEADS * TILE / 8], got[HEADS * TILE / 8];
+    for (int m = 0; m < N_MASKS; m++)
+        for (int d = 0; d < N_DIMS; d++)
+            for (int type = 0; type < ATH_KV_RAW_COUNT; type++) {
+                ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
+                int dim = dims[d], heads = 1 + (d + 3 * type) % HEADS;
+                size_t n = (size_t)dim * TOKENS;
+                float *x = normals(n), *q = normals((size_t)(heads * dim)), *w = normals((size_t)heads * TOKENS);
+                void *tile = raw_copy((ath_kv_type)type, x, n);
+                c.widen[type](tile, want, (int64_t)n);
+                k.widen[type](tile, got, (int64_t)n);
+                same(want, got, n * sizeof *got, "widen", &k, dim, heads);
+                for (int lo = 0; lo < 8; lo += 3)
+                    for (int hi = lo + 1; hi <= 8; hi += 2) {
+                        memset(want, 0, sizeof want);
+                        memset(got, 0, sizeof got);
+                        c.scores[type](tile, dim, lo, hi, q, heads, want);
+                        k.scores[type](tile, dim, lo, hi, q, heads, got);
+                        same(want, got, (size_t)heads * TOKENS * sizeof *got, "scores", &k, dim, heads);
+                        c.accumulate[type](tile, dim, 16 * lo + 3, 16 * hi - 5, w, heads, want);
+                        k.accumulate[type](tile, dim, 16 * lo + 3, 16 * hi - 5, w, heads, got);
+                        same(want, got, (size_t)(heads * dim) * sizeof *got, "accumulate", &k, dim, heads);
+                    }
+                free(x);
+                free(q);
+                free(w);
+                free(tile);
+            }
+}
+
+static void test_softmax(void **state) {
+    (void)state;
+    ath_attn_kernels c, k;
+    ath_attn_kernels_init(&c, 0);
+    for (int m = 0; m < N_MASKS; m++) {
+        ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
+        float state_c[2] = {-INFINITY, 0}, state_k[2] = {-INFINITY, 0};
+        for (int i = 0; i < 2000; i++) {
+            float a[TOKENS], b[TOKENS];
+            int lo = (int)(uniform() * 129), hi = (int)(uniform() * 129);
+            float spread = i % 7 == 0 ? 60.0f : 3.0f;
+            for (int t = 0; t < TOKENS; t++) a[t] = b[t] = t >= lo && t < hi ? normal() * spread : NAN;
+            float factor_c = c.softmax(a, lo, hi, &state_c[0], &state_c[1]);
+            float factor_k = k.softmax(b, lo, hi, &state_k[0], &state_k[1]);
+            same(&factor_c, &factor_k, sizeof factor_c, "softmax factor", &k, lo, hi);
+            same(state_c, state_k, sizeof state_c, "softmax state", &k, lo, hi);
+            same(a, b, sizeof a, "softmax", &k, lo, hi);
+            if (i % 20 == 0) state_c[0] = state_k[0] = -INFINITY, state_c[1] = state_k[1] = 0;
+            for (int t = 0; t < TOKENS; t++) a[t] = b[t] = normal() * 40;
+            c.softcap(a, TOKENS, 30.0f);
+            k.softcap(b, TOKENS, 30.0f);
+            same(a, b, sizeof a, "softcap", &k, 0, 0);
+        }
+    }
+}
+
+static ath_kv_layout layout_of(ath_kv_type type, int dim, bool key) {
+    ath_kv_layout layout;
+    ath_error err;
+    if (ath_kv_layout_init(&layout, type, dim, key, &err) != ATH_OK) abort();
+    return layout;
+}
+
+/* A random tile: channels of unequal size, some tokens zero, one channel constant. */
+static uint16_t *random_tile(const ath_kv_layout *layout) {
+    size_t dim = (size_t)layout->head_dim;
+    uint16_t *tile = malloc(dim * TOKENS * sizeof *tile);
+    if (!tile) abort();
+    for (size_t c = 0; c < dim; c++) {
+        float size = c % 5 == 0 ? 30.0f : c % 7 == 0 ? 1e-4f : 1.0f, mean = c % 11 == 0 ? 50.0f : 0.0f;
+        for (size_t t = 0; t < TOKENS; t++) {
+            float x = c == 3 ? 2.0f : t == 77 && !layout->is_key ? 0.0f : normal() * size + mean;
+            tile[layout->is_key ? c * TOKENS + t : t * dim + c] = ath_f32_to_f16(x);
+        }
+    }
+    return tile;
+}
+
+static uint8_t *random_page(const ath_kv_layout *layout) {
+    uint16_t *tile = random_tile(layout);
+    float *scratch = malloc((size_t)layout->head_dim * TOKENS * sizeof *scratch);
+    uint8_t *page = malloc(layout->bytes + ATH_PAGE_SLACK);
+    if (!scratch || !page) abort();
+    memset(page + layout->bytes, 0xff, ATH_PAGE_SLACK);
+    ath_kv_encode_page(layout, tile, page, scratch);
+    free(tile);
+    free(scratch);
+    return page;
+}
+
+static void test_turbo_keys(void **state) {
+    (void)state;
+    ath_attn_kernels c, k;
+    ath_attn_kernels_init(&c, 0);
+    for (int m = 0; m < N_MASKS; m++)
+        for (int d = 0; d < N_DIMS; d++)
+            for (ath_kv_type type = ATH_KV_TURBO4; type <= ATH_KV_TURBO2; type++) {
+                ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
+                int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
+                ath_kv_layout layout = layout_of(type, dim, true);
+                uint8_t *page = random_page(&layout);
+                float *q = normals((size_t)(heads * dim));
+                if (d % 2) memset(q, 0, (size_t)dim * sizeof *q);
+                static ath_turbo_query want[HEADS], got[HEADS];
+                memset(want, 0, sizeof want);
+                memset(got, 0, sizeof got);
+                c.turbo_query(&layout, page, q, heads, want);
+                k.turbo_query(&layout, page, q, heads, got);
+                same(want, got, sizeof want, "turbo_query", &k, dim, heads);
+                float a[HEADS * TOKENS] = {0}, b[HEADS * TOKENS] = {0};
+                for (int lo = 0; lo < 8; lo += 5) {
+                    c.turbo_scores(&layout, page, want, heads, lo, 8 - lo / 2, a);
+                    k.turbo_scores(&layout, page, want, heads, lo, 8 - lo / 2, b);
+                    same(a, b, sizeof a, "turbo_scores", &k, dim, heads);
+                }
+                free(page);
+                free(q);
+            }
+}
+
+static void test_turbo_values(void **state) {
+    (void)state;
+    ath_attn_kernels c, k;
+    ath_attn_kernels_init(&c, 0);
+    for (int m = 0; m < N_MASKS; m++)
+        for (int d = 0; d < N_DIMS; d++)
+            for (ath_kv_type type = ATH_KV_TURBO4; type <= ATH_KV_TURBO2; type++) {
+                ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
+                int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
+                ath_kv_layout layout = layout_of(type, dim, false);
+                uint8_t *page = random_page(&layout);
+                float *w = normals((size_t)heads * TOKENS), *a = normals((size_t)(heads * dim));
+                float *b = malloc((size_t)(heads * dim) * sizeof *b);
+                if (!b) abort();
+                memcpy(b, a, (size_t)(heads * dim) * sizeof *b);
+                for (int i = 0; i < heads * TOKENS; i++) w[i] = i / TOKENS == 1 ? 0 : w[i] * w[i];
+                for (int lo = 0; lo < 12; lo += 4) {
+                    c.turbo_accumulate(&layout, page, lo, TOKENS - 5 * lo, w, heads, a);
+                    k.turbo_accumulate(&layout, page, lo, TOKENS - 5 * lo, w, heads, b);
+                    same(a, b, (size_t)(heads * dim) * sizeof *b, "turbo_accumulate", &k, dim, heads);
+                }
+                c.unrotate(&layout, a);
+                k.unrotate(&layout, b);
+                same(a, b, (size_t)(heads * dim) * sizeof *b, "unrotate", &k, dim, heads);
+                free(page);
+                free(w);
+                free(a);
+                free(b);
+            }
+}
+
+static void test_pages(void **state) {
+    (void)state;
+    ath_attn_kernels k;
+    static float want[TILE], got[TILE];
+    for (int m = 0; m < N_MASKS; m++)
+        for (int d = 0; d < N_DIMS; d++)
+            for (int type = 0; type < ATH_KV_TYPE_COUNT; type++)
+                for (int key = 0; key < 2; key++) {
+                    bool turbo = ath_kv_type_is_turbo((ath_kv_type)type);
+                    if (!turbo && (dims[d] % 32 != 0 || dims[d] > 128)) continue;
+                    ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
+                    ath_kv_layout layout = layout_of((ath_kv_type)type, dims[d], key);
+                    size_t n = (size_t)dims[d] * TOKENS;
+                    uint16_t *tile = random_tile(&layout);
+                    float *scratch = malloc(n * sizeof *scratch);
+                    uint8_t *page = malloc(layout.bytes + ATH_PAGE_SLACK), *page2 = malloc(layout.bytes);
+                    ath_kv_encode_page(&layout, tile, page, scratch);
+                    memset(page2, 0xaa, layout.bytes);
+                    k.encode(&layout, tile, page2, scratch);
+                    same(page, page2, layout.bytes, "encode", &k, dims[d], 1);
+                    ath_kv_decode_page(&layout, page, want);
+                    k.expand(&layout, page, got);
+                    same(want, got, n * sizeof *got, "expand", &k, dims[d], 1);
+                    free(tile);
+                    free(scratch);
+                    free(page);
+                    free(page2);
+                }
+}
+
+/* ---- bench */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* One kv head of 16K tokens in as many pages as that takes for n_kv heads: decode as the device does it. */
+static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int n_kv, int group, int dim) {
+    ath_kv_layout key = layout_of(type, dim, true), value = layout_of(type, dim, false);
+    int n = 128 * n_kv;
+    uint8_t *data = malloc((size_t)n * (key.bytes + value.bytes) + ATH_PAGE_SLACK);
+    uint8_t *one_key = random_page(&key), *one_value = random_page(&value);
+    float *q = normals((size_t)(group * dim)), *acc = calloc((size_t)(group * dim), sizeof *acc);
+    for (int i = 0; i < n; i++) {
+        memcpy(data + (size_t)i * (key.bytes + value.bytes), one_key, key.bytes);
+        memcpy(data + (size_t)i * (key.bytes + value.bytes) + key.bytes, one_value, value.bytes);
+    }
+    static ath_turbo_query queries[HEADS];
+    static float s[HEADS * TOKENS];
+    double best[5] = {1e9, 1e9, 1e9, 1e9, 1e9};
+    bool turbo = ath_kv_type_is_turbo(type);
+    for (int round = 0; round < 5; round++) {
+        double parts[5] = {0}, start = now();
+        for (int i = 0; i < n; i++) {
+            const uint8_t *page = data + (size_t)i * (key.bytes + value.bytes);
+            double t0 = now();
+            if (turbo) k->turbo_query(&key, page, q, group, queries);
+            double t1 = now();
+            if (turbo) k->turbo_scores(&key, page, queries, group, 0, 8, s);
+            else k->scores[type](page, dim, 0, 8, q, group, s);
+            double t2 = now();
+            float max = -INFINITY, sum = 0;
+            for (int h = 0; h < group; h++) k->softmax(s + h * TOKENS, 0, TOKENS, &max, &sum);
+            double t3 = now();
+            if (turbo) k->turbo_accumulate(&value, page + key.bytes, 0, TOKENS, s, group, acc);
+            else k->accumulate[type](page + key.bytes, dim, 0, TOKENS, s, group, acc);
+            double t4 = now();
+            parts[1] += t1 - t0;
+            parts[2] += t2 - t1;
+            parts[3] += t3 - t2;
+            parts[4] += t4 - t3;
+        }
+        parts[0] = now() - start;
+        for (int i = 0; i < 5; i++) best[i] = parts[i] < best[i] ? parts[i] : best[i];
+    }
+    printf("decode  %-7s %-8s %2d/%d x %3d: %6.2f GB/s; ns per page: query %4.0f, scores %4.0f, softmax %4.0f, values %4.0f\n",
+           ath_kv_type_name(type), k->isa, n_kv * group, n_kv, dim, (double)n * (double)(key.bytes + value.bytes) / best[0] * 1e-9,
+           best[1] / n * 1e9, best[2] / n * 1e9, best[3] / n * 1e9, best[4] / n * 1e9);
+    free(data);
+    free(one_key);
+    free(one_value);
+    free(q);
+    free(acc);
+}
+
+static void bench_pages(const ath_attn_kernels *k, ath_kv_type type, int dim) {
+    for (int side = 0; side < 2; side++) {
+        ath_kv_layout layout = layout_of(type, dim, side == 0);
+        uint16_t *tile = random_tile(&layout);
+        uint8_t *page = random_page(&layout);
+        float *scratch = malloc((size_t)dim * TOKENS * sizeof *scratch);
+        double start = now();
+        enum { N = 200 };
+        for (int i = 0; i < N; i++) k->encode(&layout, tile, page, scratch);
+        double middle = now();
+        for (int i = 0; i < N; i++) k->expand(&layout, page, scratch);
+        double end = now();
+        printf("pages   %-7s %-8s %s x %3d: encode %6.2f us, expand %6.2f us\n", ath_kv_type_name(type), k->isa,
+               side ? "V" : "K", dim, (middle - start) / N * 1e6, (end - middle) / N * 1e6);
+        free(tile);
+        free(page);
+        free(scratch);
+    }
+}
+
+static void bench_prefill(const ath_attn_kernels *k, int dim) {
+    enum { VECTORS = 256, BLOCK = 12, ROUNDS = 20 };
+    float *tile = normals((size_t)dim * TOKENS), *q = normals((size_t)dim * VECTORS), *acc = normals((size_t)dim * VECTORS);
+    static float s[BLOCK * TOKENS];
+    double start = now();
+    int blocks = 0;
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i + BLOCK <= VECTORS; i += BLOCK, blocks++) {
+            k->scores[0](tile, dim, 0, 8, q + i * dim, BLOCK, s);
+            float max = -INFINITY, sum = 0;
+            for (int h = 0; h < BLOCK; h++) k->softmax(s + h * TOKENS, 0, TOKENS, &max, &sum);
+            k->accumulate[0](tile, dim, 0, TOKENS, s, BLOCK, acc + i * dim);
+        }
+    double seconds = now() - start;
+    printf("prefill f32     %-8s x %3d: %6.1f GFLOP/s\n", k->isa, dim, 4.0 * blocks * BLOCK * dim * TOKENS / seconds * 1e-9);
+    free(tile);
+    free(q);
+    free(acc);
+}
+
+static void bench(void) {
+    for (int m = 0; m < N_MASKS; m++) {
+        ath_attn_kernels k;
+        ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
+        bench_decode(&k, ATH_KV_TURBO3, 8, 2, 128);
+        bench_decode(&k, ATH_KV_TURBO3, 8, 4, 64);
+        bench_decode(&k, ATH_KV_TURBO4, 8, 2, 128);
+        bench_decode(&k, ATH_KV_F16, 8, 2, 128);
+        bench_decode(&k, ATH_KV_F16, 8, 4, 64);
+        bench_pages(&k, ATH_KV_TURBO3, 128);
+        bench_prefill(&k, 128);
+        bench_prefill(&k, 64);
+    }
+}
+
+int main(int argc, char **argv) {
+    seed_state = SEED;
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        bench();
+        return 0;
+    }
+    printf("seed %d\n", SEED);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain),        cmocka_unit_test(test_softmax),      cmocka_unit_test(test_turbo_keys),
+        cmocka_unit_test(test_turbo_values), cmocka_unit_test(test_pages),
+    };
+    return cmocka_run_group_tests_name("attention kernels", tests, NULL, NULL);
+}
