@@ -62,16 +62,18 @@ static void put_symbols(const ath_kv_layout *layout, int part, size_t token, con
     }
 }
 
-/* The state of a channel of a part: L bits of the token's circular stream. */
-static unsigned get_state(const ath_kv_layout *layout, int part, size_t token, int i, const uint8_t *codes) {
+void ath_turbo_values(const ath_kv_layout *layout, const uint8_t *page, int part, size_t token, int8_t *values) {
     const ath_turbo_code *code = ath_turbo_code_of(layout->type);
-    int bits = layout->part_dim[part] * code->k;
-    unsigned state = 0;
-    for (int j = 0; j < code->L; j++) {
-        size_t bit = (size_t)(layout->part_start[part] * code->k + (code->k * i + j) % bits);
-        state |= (codes[ath_turbo_byte_at(layout, token, bit / 8)] >> bit % 8 & 1u) << j;
+    size_t start = (size_t)(layout->part_start[part] * code->k) / 8;
+    size_t size = (size_t)(layout->part_dim[part] * code->k) / 8;
+    uint8_t stream[128 / 2 + 2]; /* of the part, and its first two bytes again */
+    for (size_t b = 0; b < size + 2; b++)
+        stream[b] = page[layout->codes_at + ath_turbo_byte_at(layout, token, start + b % size)];
+    for (int i = 0; i < layout->part_dim[part]; i++) {
+        const uint8_t *at = stream + i * code->k / 8;
+        unsigned window = (unsigned)(at[0] | at[1] << 8) >> i * code->k % 8;
+        values[i] = code->table[ath_turbo_index(code, window & ((1u << code->L) - 1))];
     }
-    return state;
 }
 
 /* Sum of a row of tokens in 16 lanes that are then folded in halves. */
@@ -241,14 +243,14 @@ static size_t tile_index(const ath_kv_layout *layout, size_t token, size_t chann
 }
 
 static void decode_turbo_part(const ath_kv_layout *layout, int part, const uint8_t *page, float *tile) {
-    const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     const uint8_t *norms = page + layout->norms_at + (size_t)part * TOKENS * 2;
     for (size_t t = 0; t < TOKENS; t++) {
+        int8_t values[128];
         float norm = ath_bf16_to_f32(get_u16(norms + 2 * t));
+        ath_turbo_values(layout, page, part, t, values);
         for (int i = 0; i < layout->part_dim[part]; i++) {
-            unsigned state = get_state(layout, part, t, i, page + layout->codes_at);
-            float value = (float)code->table[ath_turbo_index(code, state)];
-            tile[tile_index(layout, t, (size_t)(layout->part_start[part] + i))] = norm * value;
+            size_t channel = (size_t)(layout->part_start[part] + i);
+            tile[tile_index(layout, t, channel)] = norm * (float)values[i];
         }
     }
 }

@@ -128,6 +128,9 @@ static inline size_t ath_turbo_byte_at(const ath_kv_layout *layout, size_t token
     return token / group * group * stream + b * group + token % group;
 }
 
+/* The table values of one part of a token: values[part_dim]. Safe for any bytes. */
+void ath_turbo_values(const ath_kv_layout *layout, const uint8_t *page, int part, size_t token, int8_t *values);
+
 /* The equalisation scale 2^((e-128)/4), rounded to f32; e is clamped to 112..144, which encoders never leave.
  * Its reciprocal is ath_eq_scale(256 - e). */
 float ath_eq_scale(uint8_t e);

@@ -154,7 +154,7 @@ static void test_turbo_keys(void **state) {
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
         for (int d = 0; d < N_DIMS; d++)
-            for (ath_kv_type type = ATH_KV_TURBO4; type <= ATH_KV_TURBO2; type++) {
+            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
                 ath_kv_layout layout = layout_of(type, dim, true);
@@ -184,7 +184,7 @@ static void test_turbo_values(void **state) {
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
         for (int d = 0; d < N_DIMS; d++)
-            for (ath_kv_type type = ATH_KV_TURBO4; type <= ATH_KV_TURBO2; type++) {
+            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
                 ath_kv_layout layout = layout_of(type, dim, false);
@@ -286,7 +286,7 @@ static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int n_kv, 
         parts[0] = now() - start;
         for (int i = 0; i < 5; i++) best[i] = parts[i] < best[i] ? parts[i] : best[i];
     }
-    printf("decode  %-7s %-8s %2d/%d x %3d: %6.2f GB/s; ns per page: query %4.0f, scores %4.0f, softmax %4.0f, values %4.0f\n",
+    printf("decode  %-10s %-8s %2d/%d x %3d: %6.2f GB/s; ns per page: query %4.0f, scores %4.0f, softmax %4.0f, values %4.0f\n",
            ath_kv_type_name(type), k->isa, n_kv * group, n_kv, dim, (double)n * (double)(key.bytes + value.bytes) / best[0] * 1e-9,
            best[1] / n * 1e9, best[2] / n * 1e9, best[3] / n * 1e9, best[4] / n * 1e9);
     free(data);
@@ -308,7 +308,7 @@ static void bench_pages(const ath_attn_kernels *k, ath_kv_type type, int dim) {
         double middle = now();
         for (int i = 0; i < N; i++) k->expand(&layout, page, scratch);
         double end = now();
-        printf("pages   %-7s %-8s %s x %3d: encode %6.2f us, expand %6.2f us\n", ath_kv_type_name(type), k->isa,
+        printf("pages   %-10s %-8s %s x %3d: encode %6.2f us, expand %6.2f us\n", ath_kv_type_name(type), k->isa,
                side ? "V" : "K", dim, (middle - start) / N * 1e6, (end - middle) / N * 1e6);
         free(tile);
         free(page);
@@ -340,12 +340,13 @@ static void bench(void) {
     for (int m = 0; m < N_MASKS; m++) {
         ath_attn_kernels k;
         ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
-        bench_decode(&k, ATH_KV_TURBO3, 8, 2, 128);
-        bench_decode(&k, ATH_KV_TURBO3, 8, 4, 64);
-        bench_decode(&k, ATH_KV_TURBO4, 8, 2, 128);
+        for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
+            bench_decode(&k, type, 8, 2, 128);
+            bench_decode(&k, type, 8, 4, 64);
+        }
         bench_decode(&k, ATH_KV_F16, 8, 2, 128);
         bench_decode(&k, ATH_KV_F16, 8, 4, 64);
-        bench_pages(&k, ATH_KV_TURBO3, 128);
+        for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) bench_pages(&k, type, 128);
         bench_prefill(&k, 128);
         bench_prefill(&k, 64);
     }
