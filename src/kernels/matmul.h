@@ -75,6 +75,7 @@ static inline int ath_panel_sub_bytes(int min, int sub) { return sub == 2 ? 32 :
 
 /* The panel format of a type; ATH_PANEL_NONE for types that are expanded to F32 panels when they are used. */
 ath_panel_format ath_panel_format_of(ath_tensor_type type);
+/* Whole cache lines. */
 size_t ath_panel_bytes(ath_panel_format format, int64_t n_in);
 
 /* Packs n_rows <= 16 rows, row_bytes apart, in the file layout of the format's type; missing rows become zero. */
