@@ -22,14 +22,17 @@ ath_panel_format ath_panel_format_of(ath_tensor_type type) {
     case ATH_TYPE_F16: return ATH_PANEL_F16;
     case ATH_TYPE_BF16: return ATH_PANEL_BF16;
 #define ATH_PANEL(name, bits, zero, table, blocks, min, sub)                                                 \
-    case ATH_TYPE_##name: return ATH_PANEL_##name;
+    case ATH_TYPE_##name:                                                                                    \
+        return ATH_PANEL_##name;
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
     default: return ATH_PANEL_NONE;
     }
 }
 
-static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+static size_t round_up(size_t bytes) {
+    return (bytes + 63) / 64 * 64;
+}
 
 size_t ath_panel_bytes(ath_panel_format format, int64_t n_in) {
     if (format >= ATH_PANEL_QUANTISED)

@@ -1,5 +1,5 @@
-/* The CPU device's ops: the same bits whatever the threads, the batch and the layout of weights; the small ops against
- * double. */
+/* The CPU device's ops: the same bits whatever the threads, the batch and the layout of weights; the small
+ * ops against double. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,12 +22,15 @@ static ath_device *make_device_masked(int n_threads, int n_threads_batch, uint32
     return dev;
 }
 
-static ath_device *make_device(int n_threads) { return make_device_masked(n_threads, n_threads, ~0u); }
+static ath_device *make_device(int n_threads) {
+    return make_device_masked(n_threads, n_threads, ~0u);
+}
 
-static void init_weight(ath_device *dev, ath_weight *w, ath_tensor_type type, const void *data, int64_t n_in, int64_t n_out,
-                        int64_t n_experts, bool repack) {
+static void init_weight(ath_device *dev, ath_weight *w, ath_tensor_type type, const void *data, int64_t n_in,
+                        int64_t n_out, int64_t n_experts, bool repack) {
     ath_error err;
-    if (ath_device_weight_init(dev, w, type, data, n_in, n_out, n_experts, repack, &err) != ATH_OK) fail_msg("%s", err.message);
+    if (ath_device_weight_init(dev, w, type, data, n_in, n_out, n_experts, repack, &err) != ATH_OK)
+        fail_msg("%s", err.message);
 }
 
 static void *take(size_t bytes) {
@@ -48,13 +51,18 @@ static uint8_t *random_rows(ath_tensor_type type, int64_t n_in, int64_t n_rows, 
     return rows;
 }
 
-static bool is_weight_type(int type) { return ath_tensor_type_get(type)->dequantize != NULL; }
+static bool is_weight_type(int type) {
+    return ath_tensor_type_get(type)->dequantize != NULL;
+}
 
 static void check_type(ath_device *const *devs, int n_devs, ath_tensor_type type, uint64_t *state) {
-    int64_t block = ath_tensor_type_get((int)type)->block_size, n_in = block == 1 ? 77 : block < 256 ? 3 * block : block;
+    int64_t block = ath_tensor_type_get((int)type)->block_size, n_in = block == 1    ? 77
+                                                                       : block < 256 ? 3 * block
+                                                                                     : block;
     if (n_in < 128 && block > 1) n_in = 160;
     uint8_t *data = random_rows(type, n_in, N_OUT, state);
-    float *x = random_floats(N_ROWS * n_in, state), *out = take(N_ROWS * N_OUT * sizeof *out), *expected = take(N_ROWS * N_OUT * sizeof *out);
+    float *x = random_floats(N_ROWS * n_in, state), *out = take(N_ROWS * N_OUT * sizeof *out),
+          *expected = take(N_ROWS * N_OUT * sizeof *out);
     ath_weight w;
     const ath_weight *list = &w;
     init_weight(devs[0], &w, type, data, n_in, N_OUT, 1, true);
@@ -71,8 +79,9 @@ static void check_type(ath_device *const *devs, int n_devs, ath_tensor_type type
                 memset(out, 0xff, N_ROWS * N_OUT * sizeof *out);
                 ath_op_matmul(devs[d], &list, &out, 1, x, rows);
                 if (memcmp(out, expected, (size_t)(rows * N_OUT) * sizeof *out) != 0)
-                    fail_msg("%s, repack %d, %s: batch of %d rows differs from single rows", ath_device_weight_kernel(devs[d], &w),
-                             repack, ath_device_describe(devs[d]), (int)rows);
+                    fail_msg("%s, repack %d, %s: batch of %d rows differs from single rows",
+                             ath_device_weight_kernel(devs[d], &w), repack, ath_device_describe(devs[d]),
+                             (int)rows);
             }
             ath_device_weight_free(&w);
         }
@@ -95,8 +104,9 @@ static void test_matmul_mixed(void **unused) {
     (void)unused;
     uint64_t state = SEED;
     enum { N = 10, IN = 256 };
-    const ath_tensor_type types[N] = {ATH_TYPE_Q4_K, ATH_TYPE_F32, ATH_TYPE_Q6_K, ATH_TYPE_IQ3_S, ATH_TYPE_Q8_0,
-                                      ATH_TYPE_BF16, ATH_TYPE_Q4_0, ATH_TYPE_Q5_1, ATH_TYPE_TQ2_0, ATH_TYPE_MXFP4};
+    const ath_tensor_type types[N] = {ATH_TYPE_Q4_K,  ATH_TYPE_F32,  ATH_TYPE_Q6_K, ATH_TYPE_IQ3_S,
+                                      ATH_TYPE_Q8_0,  ATH_TYPE_BF16, ATH_TYPE_Q4_0, ATH_TYPE_Q5_1,
+                                      ATH_TYPE_TQ2_0, ATH_TYPE_MXFP4};
     ath_device *dev = make_device(2);
     ath_weight w[N];
     const ath_weight *list[N];
@@ -119,23 +129,28 @@ static void test_matmul_mixed(void **unused) {
     ath_device_free(dev);
 }
 
-static void check_experts(ath_tensor_type type, int64_t rows, int x_slots, int n_used, bool repack, uint64_t *state) {
+static void check_experts(ath_tensor_type type, int64_t rows, int x_slots, int n_used, bool repack,
+                          uint64_t *state) {
     enum { EXPERTS = 7, IN = 256 };
     ath_device *dev = make_device(2);
     uint8_t *data = random_rows(type, IN, EXPERTS * N_OUT, state);
     size_t expert_bytes = ath_tensor_type_row_bytes((int)type, IN) * N_OUT;
-    float *x = random_floats(rows * x_slots * IN, state), *out = take((size_t)(rows * n_used * N_OUT) * sizeof *out);
+    float *x = random_floats(rows * x_slots * IN, state),
+          *out = take((size_t)(rows * n_used * N_OUT) * sizeof *out);
     int32_t *expert = take((size_t)(rows * n_used) * sizeof *expert);
-    for (int64_t p = 0; p < rows * n_used; p++) expert[p] = (int32_t)((test_random(state) % 3 + (uint32_t)(p % n_used) * 2) % (EXPERTS - 1));
+    for (int64_t p = 0; p < rows * n_used; p++)
+        expert[p] = (int32_t)((test_random(state) % 3 + (uint32_t)(p % n_used) * 2) % (EXPERTS - 1));
     ath_weight all, one[EXPERTS];
     const ath_weight *list = &all;
     init_weight(dev, &all, type, data, IN, N_OUT, EXPERTS, repack);
     ath_op_matmul_experts(dev, &list, &out, 1, x, x_slots, expert, n_used, rows);
-    for (int e = 0; e < EXPERTS; e++) init_weight(dev, &one[e], type, data + (size_t)e * expert_bytes, IN, N_OUT, 1, true);
+    for (int e = 0; e < EXPERTS; e++)
+        init_weight(dev, &one[e], type, data + (size_t)e * expert_bytes, IN, N_OUT, 1, true);
     for (int64_t p = 0; p < rows * n_used; p++) {
         float single[N_OUT], *at = single;
         list = &one[expert[p]];
-        ath_op_matmul(dev, &list, &at, 1, x + (p / n_used * x_slots + (x_slots > 1 ? p % n_used : 0)) * IN, 1);
+        ath_op_matmul(dev, &list, &at, 1, x + (p / n_used * x_slots + (x_slots > 1 ? p % n_used : 0)) * IN,
+                      1);
         assert_memory_equal(single, out + p * N_OUT, sizeof single);
     }
     for (int e = 0; e < EXPERTS; e++) ath_device_weight_free(&one[e]);
@@ -184,11 +199,16 @@ static void test_weight_refused(void **unused) {
     static const uint8_t data[4096];
     ath_weight w;
     ath_error err;
-    assert_int_equal(ath_device_weight_init(dev, &w, ATH_TYPE_I32, data, 32, 1, 1, true, &err), ATH_ERR_UNSUPPORTED);
-    assert_int_equal(ath_device_weight_init(dev, &w, (ath_tensor_type)99, data, 32, 1, 1, true, &err), ATH_ERR_UNSUPPORTED);
-    assert_int_equal(ath_device_weight_init(dev, &w, ATH_TYPE_Q4_K, data, 128, 1, 1, true, &err), ATH_ERR_ARGUMENT);
-    assert_int_equal(ath_device_weight_init(dev, &w, ATH_TYPE_F32, data, 32, 0, 1, true, &err), ATH_ERR_ARGUMENT);
-    assert_int_equal(ath_device_weight_init(dev, &w, ATH_TYPE_F32, data, -1, 1, 1, true, &err), ATH_ERR_ARGUMENT);
+    assert_int_equal(ath_device_weight_init(dev, &w, ATH_TYPE_I32, data, 32, 1, 1, true, &err),
+                     ATH_ERR_UNSUPPORTED);
+    assert_int_equal(ath_device_weight_init(dev, &w, (ath_tensor_type)99, data, 32, 1, 1, true, &err),
+                     ATH_ERR_UNSUPPORTED);
+    assert_int_equal(ath_device_weight_init(dev, &w, ATH_TYPE_Q4_K, data, 128, 1, 1, true, &err),
+                     ATH_ERR_ARGUMENT);
+    assert_int_equal(ath_device_weight_init(dev, &w, ATH_TYPE_F32, data, 32, 0, 1, true, &err),
+                     ATH_ERR_ARGUMENT);
+    assert_int_equal(ath_device_weight_init(dev, &w, ATH_TYPE_F32, data, -1, 1, 1, true, &err),
+                     ATH_ERR_ARGUMENT);
     init_weight(dev, &w, ATH_TYPE_Q4_0, data, 32, 1, 1, true);
     assert_non_null(strstr(ath_device_weight_kernel(dev, &w), "q4_0 x int8"));
     ath_device_weight_free(&w);
@@ -204,7 +224,8 @@ static void test_rms_norm(void **unused) {
     uint64_t state = SEED;
     ath_device *dev = make_device(2);
     for (int64_t n = 1; n < 300; n += 23) {
-        float *x = random_floats(3 * 40 * n, &state), *weight = random_floats(n, &state), *y = take((size_t)(3 * 40 * n) * sizeof *y);
+        float *x = random_floats(3 * 40 * n, &state), *weight = random_floats(n, &state),
+              *y = take((size_t)(3 * 40 * n) * sizeof *y);
         ath_op_rms_norm(dev, x, weight, 1e-5f, y, n, 3, 40);
         for (int64_t v = 0; v < 3 * 40; v++) {
             double sum = 0;
@@ -248,7 +269,8 @@ static void test_rope(void **unused) {
         }
         float *again = take(N * sizeof *again); /* one row at a time, other tables in between */
         memcpy(again, x, N * sizeof *again);
-        for (int r = 0; r < ROWS; r++) ath_op_rope(dev, &rope, again + r * HEADS * DIM, pos + r, HEADS, DIM, 1);
+        for (int r = 0; r < ROWS; r++)
+            ath_op_rope(dev, &rope, again + r * HEADS * DIM, pos + r, HEADS, DIM, 1);
         assert_memory_equal(again, y, N * sizeof *again);
         free(again);
     }
@@ -261,7 +283,8 @@ static void test_sums(void **unused) {
     uint64_t state = SEED;
     enum { N = 37, ROWS = 29, USED = 3 };
     ath_device *dev = make_device(2);
-    float *x = random_floats(N * ROWS * USED, &state), *y = random_floats(N * ROWS, &state), *w = random_floats(ROWS * USED, &state);
+    float *x = random_floats(N * ROWS * USED, &state), *y = random_floats(N * ROWS, &state),
+          *w = random_floats(ROWS * USED, &state);
     float z[N * ROWS];
     memcpy(z, y, sizeof z);
     ath_op_add(dev, z, x, N * ROWS);
@@ -288,7 +311,8 @@ static void test_route(void **unused) {
     for (int used = 1; used <= EXPERTS; used += 2) {
         float *logits = random_floats(ROWS * EXPERTS, &state), weight[ROWS * EXPERTS];
         int32_t expert[ROWS * EXPERTS];
-        for (int i = 0; i < ROWS * EXPERTS; i++) logits[i] = i < EXPERTS ? 1.0f : floorf(logits[i] * 8); /* with ties */
+        for (int i = 0; i < ROWS * EXPERTS; i++)
+            logits[i] = i < EXPERTS ? 1.0f : floorf(logits[i] * 8); /* with ties */
         for (int renormalise = 0; renormalise < 2; renormalise++) {
             ath_op_route(dev, logits, EXPERTS, used, renormalise, 2.0f, expert, weight, ROWS);
             for (int r = 0; r < ROWS; r++) {
@@ -323,9 +347,15 @@ static void test_describe(void **unused) {
 int main(void) {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul_invariant), cmocka_unit_test(test_matmul_mixed), cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_embed),            cmocka_unit_test(test_weight_refused), cmocka_unit_test(test_rms_norm),
-        cmocka_unit_test(test_rope),             cmocka_unit_test(test_sums),         cmocka_unit_test(test_route),
+        cmocka_unit_test(test_matmul_invariant),
+        cmocka_unit_test(test_matmul_mixed),
+        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_weight_refused),
+        cmocka_unit_test(test_rms_norm),
+        cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_route),
         cmocka_unit_test(test_describe),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
