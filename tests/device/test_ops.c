@@ -47,7 +47,7 @@ static float *random_floats(int64_t n, uint64_t *state) {
 
 static uint8_t *random_rows(ath_tensor_type type, int64_t n_in, int64_t n_rows, uint64_t *state) {
     uint8_t *rows = take(ath_tensor_type_row_bytes((int)type, n_in) * (size_t)n_rows);
-    test_rows(type, rows, n_in, n_rows, state);
+    test_rows(type, -1, rows, n_in, n_rows, state);
     return rows;
 }
 

@@ -48,7 +48,7 @@ static void make_problem(problem *p, int format, int64_t n_in, int n_rows, int n
     p->panel = aligned_alloc(64, ath_panel_bytes(format, n_in));
     p->act = malloc(act_bytes);
     assert_true(p->rows && p->panel && p->act);
-    test_rows(type, p->rows, n_in, n_rows, state);
+    test_rows(type, -1, p->rows, n_in, n_rows, state);
     ath_panel_pack(format, p->rows, row_bytes, n_rows, n_in, p->panel);
     for (int c = 0; c < n_cols; c++) {
         p->x[c] = malloc((size_t)n_in * sizeof(float));
@@ -83,21 +83,27 @@ static void run_problem(problem *p, const ath_matmul_kernels *k) {
     k->tile[p->format][ath_tile_width_log2(p->width)](&tile);
 }
 
+/* p against C with every set of CPU flags. */
+static void compare_versions(problem *p) {
+    ath_matmul_kernels k;
+    ath_matmul_kernels_init(&k, 0);
+    run_problem(p, &k);
+    float expected[COLS][ROWS];
+    memcpy(expected, p->out, sizeof expected);
+    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+        ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
+        run_problem(p, &k);
+        if (memcmp(expected, p->out, sizeof expected) == 0) continue;
+        fail_msg("%s of %s differs from C: n_in %d, %d rows, %d columns",
+                 ath_tensor_type_get((int)type_of(p->format))->name, k.isa, (int)p->n_in, p->n_rows,
+                 p->n_cols);
+    }
+}
+
 static void check_versions(int format, int64_t n_in, int n_rows, int n_cols, uint64_t *state) {
-    ath_matmul_kernels c, simd;
-    ath_matmul_kernels_init(&c, 0);
     problem p;
     make_problem(&p, format, n_in, n_rows, n_cols, state);
-    run_problem(&p, &c);
-    float expected[COLS][ROWS];
-    memcpy(expected, p.out, sizeof expected);
-    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
-        ath_matmul_kernels_init(&simd, ath_cpu_flags(masks[m]));
-        run_problem(&p, &simd);
-        if (memcmp(expected, p.out, sizeof expected) == 0) continue;
-        fail_msg("%s of %s differs from C: n_in %d, %d rows, %d columns",
-                 ath_tensor_type_get((int)type_of(format))->name, simd.isa, (int)n_in, n_rows, n_cols);
-    }
+    compare_versions(&p);
     for (int i = 0; i < COLS; i++) {
         for (int r = 0; r < ROWS; r++) {
             if (i >= n_cols || r >= n_rows)
@@ -107,6 +113,27 @@ static void check_versions(int format, int64_t n_in, int n_rows, int n_cols, uin
         }
     }
     free_problem(&p);
+}
+
+/* All codes and activations at their ends: whatever can saturate does. */
+static void test_extremes(void **unused) {
+    (void)unused;
+    uint64_t state = SEED;
+    const int fills[] = {0x00, 0xff, 0x7f, 0x80, 0xf0, 0x55};
+    for (int format = 0; format < ATH_PANEL_QUANTISED; format++) {
+        for (int i = 0; i < 12; i++) {
+            problem p;
+            make_problem(&p, format, 512, 16, 4, &state);
+            size_t row_bytes = ath_tensor_type_row_bytes((int)type_of(format), p.n_in);
+            test_rows(type_of(format), fills[i % 6], p.rows, p.n_in, 16, &state);
+            ath_panel_pack(format, p.rows, row_bytes, 16, p.n_in, p.panel);
+            for (int c = 0; c < 4; c++) {
+                for (int64_t k = 0; k < p.n_in; k++) p.x[c][k] = i < 6 ? 1.0f : -1.0f;
+            }
+            compare_versions(&p);
+            free_problem(&p);
+        }
+    }
 }
 
 static void test_versions_agree(void **unused) {
@@ -385,6 +412,7 @@ int main(int argc, char **argv) {
     printf("seed %d, CPU: %s\n", SEED, flags);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_versions_agree),
+        cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_widths_agree),
         cmocka_unit_test(test_c_against_double),
         cmocka_unit_test(test_quantise),
