@@ -1,6 +1,6 @@
-/* For loops whose body must become straight code, so that arrays of vectors live in registers: compilers differ in how
- * they are told. Counts are at most 16. Under a sanitizer straight code takes minutes to compile and tests nothing more, so
- * there functions stay functions and loops stay loops. */
+/* For loops whose body must become straight code, so that arrays of vectors live in registers: compilers
+ * differ in how they are told. Counts are at most 16. Under a sanitizer straight code takes minutes to
+ * compile and tests nothing more, so there functions stay functions and loops stay loops. */
 #ifndef ATH_KERNELS_UNROLL_H
 #define ATH_KERNELS_UNROLL_H
 

@@ -15,7 +15,8 @@ static __m256 gelu(__m256 x) {
     return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), ath_exp_avx2(t)));
 }
 
-static inline __attribute__((always_inline)) void gate_with(__m256 (*act)(__m256), float *gate, const float *up, int64_t n) {
+static inline __attribute__((always_inline)) void gate_with(__m256 (*act)(__m256), float *gate,
+                                                            const float *up, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
         _mm256_storeu_ps(gate + i, _mm256_mul_ps(act(_mm256_loadu_ps(gate + i)), _mm256_loadu_ps(up + i)));
@@ -28,9 +29,13 @@ static inline __attribute__((always_inline)) void gate_with(__m256 (*act)(__m256
     memcpy(gate + i, g, (size_t)(n - i) * sizeof(float));
 }
 
-static void gate_silu(float *gate, const float *up, int64_t n) { gate_with(silu, gate, up, n); }
+static void gate_silu(float *gate, const float *up, int64_t n) {
+    gate_with(silu, gate, up, n);
+}
 
-static void gate_gelu(float *gate, const float *up, int64_t n) { gate_with(gelu, gate, up, n); }
+static void gate_gelu(float *gate, const float *up, int64_t n) {
+    gate_with(gelu, gate, up, n);
+}
 
 void ath_elementwise_kernels_avx2(ath_elementwise_kernels *k) {
     k->gate_silu = gate_silu;

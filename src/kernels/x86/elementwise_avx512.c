@@ -15,7 +15,8 @@ static __m512 gelu(__m512 x) {
     return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), ath_exp_avx512(t)));
 }
 
-static inline __attribute__((always_inline)) void gate_with(__m512 (*act)(__m512), float *gate, const float *up, int64_t n) {
+static inline __attribute__((always_inline)) void gate_with(__m512 (*act)(__m512), float *gate,
+                                                            const float *up, int64_t n) {
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
         _mm512_storeu_ps(gate + i, _mm512_mul_ps(act(_mm512_loadu_ps(gate + i)), _mm512_loadu_ps(up + i)));
@@ -28,9 +29,13 @@ static inline __attribute__((always_inline)) void gate_with(__m512 (*act)(__m512
     memcpy(gate + i, g, (size_t)(n - i) * sizeof(float));
 }
 
-static void gate_silu(float *gate, const float *up, int64_t n) { gate_with(silu, gate, up, n); }
+static void gate_silu(float *gate, const float *up, int64_t n) {
+    gate_with(silu, gate, up, n);
+}
 
-static void gate_gelu(float *gate, const float *up, int64_t n) { gate_with(gelu, gate, up, n); }
+static void gate_gelu(float *gate, const float *up, int64_t n) {
+    gate_with(gelu, gate, up, n);
+}
 
 void ath_elementwise_kernels_avx512(ath_elementwise_kernels *k) {
     k->gate_silu = gate_silu;
