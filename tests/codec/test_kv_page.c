@@ -339,17 +339,14 @@ static int64_t least_cost(const ath_turbo_code *code, const int16_t *x, int n, c
     *cost = 0;
     for (int i = 0; i < n; i++) *cost += branch[i][ath_turbo_state(code, symbols, n, i)];
     for (int seam = 0; seam < n_states; seam++) {
-        int64_t at[256], next[256];
-        for (int s = 0; s < n_states; s++) at[s] = s == seam ? 0 : INT32_MAX;
+        int32_t at[256], least[256];
+        for (int s = 0; s < n_states; s++) at[s] = s == seam ? 0 : INT32_MAX / 2;
         for (int i = n - 1; i >= 0; i--) {
-            for (int s = 0; s < n_states; s++) {
-                next[s] = INT64_MAX;
-                for (int high = 0; high < 1 << code->k; high++) {
-                    int64_t c = at[s >> code->k | high * groups] + branch[i][s];
-                    if (c < next[s]) next[s] = c;
-                }
+            memcpy(least, at, sizeof least);
+            for (int s = groups; s < n_states; s++) {
+                if (at[s] < least[s % groups]) least[s % groups] = at[s];
             }
-            memcpy(at, next, sizeof at);
+            for (int s = 0; s < n_states; s++) at[s] = least[s >> code->k] + branch[i][s];
         }
         if (at[seam] < best) best = at[seam];
     }

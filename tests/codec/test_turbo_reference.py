@@ -15,7 +15,11 @@ spec = importlib.util.spec_from_file_location("turbo_decode", ROOT / "reference/
 reference = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(reference)
 
-SHORT_SEEDS = {"turbo2_tcq": 0, "turbo3_tcq": 0, "turbo4_tcq": 0}  # of starts that lead somewhere at once
+SHORT_TRAININGS = {  # with seeds that find a good start early
+    "turbo2_tcq": dict(seed=2, starts=1, rounds=25, blocks=100),
+    "turbo3_tcq": dict(seed=11, starts=4, rounds=60, blocks=100),
+    "turbo4_tcq": dict(seed=7, starts=1, rounds=25, blocks=100),
+}
 CASES = [(t, side, hd) for t in golden.TYPES for side in "kv" for hd in golden.HEAD_DIMS]
 
 
@@ -79,7 +83,7 @@ def test_trellis_tables(name, free_path_error):
     code = training.CODES[name]
     committed = training.error(code, np.array(code.values) / code.scale, np.random.default_rng(1), blocks=250)
     assert committed == pytest.approx(free_path_error, rel=0.01)
-    values, scale = training.train(code, seed=SHORT_SEEDS[name], starts=1, rounds=25, blocks=100)
+    values, scale = training.train(code, **SHORT_TRAININGS[name])
     new = training.error(code, np.array(values) / scale, np.random.default_rng(1), blocks=250)
     assert new < 1.01 * committed
 
