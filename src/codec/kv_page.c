@@ -17,12 +17,17 @@ enum { TOKENS = ATH_PAGE_TOKENS };
 /* A part whose squares add up to less is zero; the least that f16 input gives otherwise is far above. */
 static const float ZERO_SQUARE = 1e-30f;
 
-#define SCALAR_CODE(name, bits)                                                                        \
-    {.k = bits, .L = bits, .w = bits, .table = ath_##name##_values, .scale = ath_##name##_scale,       \
-     .thresholds = ath_##name##_thresholds}
-#define TRELLIS_CODE(name, bits, state_bits, index_bits, input_limit)                                  \
-    {.k = bits, .L = state_bits, .w = index_bits, .table = ath_##name##_values, .scale = ath_##name##_scale, \
-     .targets = ath_##name##_targets, .target_scale = ath_##name##_target_scale, .limit = input_limit}
+#define SCALAR_CODE(name, bits)                                                                              \
+    {                                                                                                        \
+        .k = bits, .L = bits, .w = bits, .table = ath_##name##_values, .scale = ath_##name##_scale,          \
+        .thresholds = ath_##name##_thresholds                                                                \
+    }
+#define TRELLIS_CODE(name, bits, state_bits, index_bits, input_limit)                                        \
+    {                                                                                                        \
+        .k = bits, .L = state_bits, .w = index_bits, .table = ath_##name##_values,                           \
+        .scale = ath_##name##_scale, .targets = ath_##name##_targets,                                        \
+        .target_scale = ath_##name##_target_scale, .limit = input_limit                                      \
+    }
 
 const ath_turbo_code *ath_turbo_code_of(ath_kv_type type) {
     static const ath_turbo_code codes[] = {
@@ -52,7 +57,8 @@ static uint16_t get_u16(const uint8_t *p) {
 }
 
 /* Adds the symbols of a part of n channels to the codes of a token, which are zero there. */
-static void put_symbols(const ath_kv_layout *layout, int part, size_t token, const uint8_t *symbols, uint8_t *codes) {
+static void put_symbols(const ath_kv_layout *layout, int part, size_t token, const uint8_t *symbols,
+                        uint8_t *codes) {
     int k = ath_kv_turbo_bits(layout->type);
     for (int i = 0; i < layout->part_dim[part]; i++) {
         for (int j = 0; j < k; j++) {
@@ -62,7 +68,8 @@ static void put_symbols(const ath_kv_layout *layout, int part, size_t token, con
     }
 }
 
-void ath_turbo_values(const ath_kv_layout *layout, const uint8_t *page, int part, size_t token, int8_t *values) {
+void ath_turbo_values(const ath_kv_layout *layout, const uint8_t *page, int part, size_t token,
+                      int8_t *values) {
     const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     size_t start = (size_t)(layout->part_start[part] * code->k) / 8;
     size_t size = (size_t)(layout->part_dim[part] * code->k) / 8;

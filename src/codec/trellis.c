@@ -1,9 +1,10 @@
 /* The reference encoder of the trellis types: Viterbi's algorithm with integer costs, one token at a time.
  *
- * Walking a stream from its last value to its first, a step from state_{i+1} to state_i shifts a new symbol in at the
- * low end, so the states that differ in their k high bits only (a group) lead to the same states: one survivor of each
- * of the 16 groups is all that a step hands to the next. The stream is circular: first its state at the seam is chosen
- * from the values around it, then the best path from that state back to it. */
+ * Walking a stream from its last value to its first, a step from state_{i+1} to state_i shifts a new symbol
+ * in at the low end, so the states that differ in their k high bits only (a group) lead to the same states:
+ * one survivor of each of the 16 groups is all that a step hands to the next. The stream is circular: first
+ * its state at the seam is chosen from the values around it, then the best path from that state back to it.
+ */
 #include "codec/trellis.h"
 
 #include <stdlib.h>

@@ -1,13 +1,14 @@
-/* Symbols of a turbo code: states, and the reference encoder of the trellis types (docs/turbo_format.md, "Trellis"). */
+/* Symbols of a turbo code: states, and the reference encoder of the trellis types (docs/turbo_format.md,
+ * "Trellis"). */
 #ifndef ATH_CODEC_TRELLIS_H
 #define ATH_CODEC_TRELLIS_H
 
 #include "codec/kv_page.h"
 
 enum {
-    ATH_TRELLIS_GROUPS = 16,   /* 2^(L-k) of every trellis type: states that differ in their k high bits */
-    ATH_TRELLIS_REACH = 48,    /* bits before and after a stream's seam that its state there is chosen from */
-    ATH_TRELLIS_CLIP = 96,     /* a difference counts at most this */
+    ATH_TRELLIS_GROUPS = 16, /* 2^(L-k) of every trellis type: states that differ in their k high bits */
+    ATH_TRELLIS_REACH = 48,  /* bits before and after a stream's seam that its state there is chosen from */
+    ATH_TRELLIS_CLIP = 96,   /* a difference counts at most this */
 };
 
 /* Entry of the table that a state stands for. */

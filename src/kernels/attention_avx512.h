@@ -37,12 +37,14 @@ ATH_INLINE __m512 ath_eq_scales_avx512(const uint8_t *e) {
     i = _mm512_sub_epi32(i, _mm512_set1_epi32(128));
     i = _mm512_max_epi32(_mm512_min_epi32(i, _mm512_set1_epi32(16)), _mm512_set1_epi32(-16));
     __m128 roots = _mm_setr_ps(1.0f, ath_eq_scale(129), ath_eq_scale(130), ath_eq_scale(131));
-    __m512 root = _mm512_permutevar_ps(_mm512_broadcast_f32x4(roots), _mm512_and_epi32(i, _mm512_set1_epi32(3)));
+    __m512 root =
+        _mm512_permutevar_ps(_mm512_broadcast_f32x4(roots), _mm512_and_epi32(i, _mm512_set1_epi32(3)));
     __m512i exponent = _mm512_slli_epi32(_mm512_srai_epi32(i, 2), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(root), exponent));
 }
 
-/* Butterflies between registers `half` apart; n and half are constants where it is called, so that x stays in registers. */
+/* Butterflies between registers `half` apart; n and half are constants where it is called, so that x stays in
+ * registers. */
 ATH_INLINE void ath_butterflies_avx512(__m512 *x, const int n, const int half) {
     for (int i = 0; i < n; i++) {
         if (i & half) continue;
@@ -69,12 +71,15 @@ ATH_INLINE void ath_hadamard_avx512(__m512 *x, const int n_regs) {
     if (n_regs > 4) ath_butterflies_avx512(x, n_regs, 4);
 }
 
-/* How 64 symbols become 64 table values. A window is a load of 64 bytes of planes, shuffled so that every quadword has the
- * bits of its 8 states; a multishift makes each state a byte, a second one the bits to fold into it; then the look-up, which
- * ignores bits above the index because the table is repeated. At a part's end the stream goes on at the part's start. */
+/* How 64 symbols become 64 table values. A window is a load of 64 bytes of planes, shuffled so that every
+ * quadword has the bits of its 8 states; a multishift makes each state a byte, a second one the bits to fold
+ * into it; then the look-up, which ignores bits above the index because the table is repeated. At a part's
+ * end the stream goes on at the part's start. */
 typedef struct ath_unpack_avx512 {
-    __m512i gather, gather_end;  /* of a window; of a part's last one, which takes the rest from the part's first bytes */
-    __m512i shift[2], fold[2];   /* of states and of the bits to fold, for the (up to) two times 64 symbols of a window */
+    __m512i gather,
+        gather_end; /* of a window; of a part's last one, which takes the rest from the part's first bytes */
+    __m512i shift[2],
+        fold[2]; /* of states and of the bits to fold, for the (up to) two times 64 symbols of a window */
     __m512i fold_mask, table;
 } ath_unpack_avx512;
 
@@ -83,32 +88,41 @@ typedef struct ath_unpack_kind {
     bool trellis;
     int quads; /* times 4 channels in a window of K: as many as fit 32 bits */
 } ath_unpack_kind;
-#define ATH_UNPACK_SCALAR ((ath_unpack_kind){false, 2})
-#define ATH_UNPACK_TRELLIS ((ath_unpack_kind){true, 2})
+#define ATH_UNPACK_SCALAR    ((ath_unpack_kind){false, 2})
+#define ATH_UNPACK_TRELLIS   ((ath_unpack_kind){true, 2})
 #define ATH_UNPACK_TRELLIS_4 ((ath_unpack_kind){true, 1})
 
 /* body(kind) for the kind of a code, a constant in each call. */
-#define ATH_UNPACK_DISPATCH(code, body)                        \
-    do {                                                       \
-        if ((code)->thresholds) body(ATH_UNPACK_SCALAR);       \
-        else if ((code)->k < 4) body(ATH_UNPACK_TRELLIS);      \
-        else body(ATH_UNPACK_TRELLIS_4);                       \
+#define ATH_UNPACK_DISPATCH(code, body)                                                                      \
+    do {                                                                                                     \
+        if ((code)->thresholds)                                                                              \
+            body(ATH_UNPACK_SCALAR);                                                                         \
+        else if ((code)->k < 4)                                                                              \
+            body(ATH_UNPACK_TRELLIS);                                                                        \
+        else                                                                                                 \
+            body(ATH_UNPACK_TRELLIS_4);                                                                      \
     } while (0)
 
 /* The table plus offset, modulo 256, and the mask; shift[] filled by the caller becomes fold[]. */
 ATH_INLINE void ath_unpack_table_avx512(ath_unpack_avx512 *u, const ath_turbo_code *code, int8_t offset) {
     const void *table = code->table;
-    if (code->w == 6) u->table = _mm512_loadu_si512(table);
-    else if (code->w == 4) u->table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
-    else if (code->w == 3) u->table = _mm512_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)table));
-    else u->table = _mm512_broadcastd_epi32(_mm_loadu_si32(table));
+    if (code->w == 6)
+        u->table = _mm512_loadu_si512(table);
+    else if (code->w == 4)
+        u->table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    else if (code->w == 3)
+        u->table = _mm512_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)table));
+    else
+        u->table = _mm512_broadcastd_epi32(_mm_loadu_si32(table));
     u->table = _mm512_add_epi8(u->table, _mm512_set1_epi8(offset));
     u->fold_mask = _mm512_set1_epi8((char)((1 << (code->L - code->w)) - 1));
     for (int i = 0; i < 2; i++) u->fold[i] = _mm512_add_epi8(u->shift[i], _mm512_set1_epi8((char)code->w));
 }
 
-/* K: a window is 4 planes of 16 tokens; its dwords are 32 bits of a token's stream; a dword of values is 4 channels. */
-ATH_INLINE ath_unpack_avx512 ath_unpack_keys_avx512(const ath_turbo_code *code, ath_unpack_kind kind, int8_t offset) {
+/* K: a window is 4 planes of 16 tokens; its dwords are 32 bits of a token's stream; a dword of values is 4
+ * channels. */
+ATH_INLINE ath_unpack_avx512 ath_unpack_keys_avx512(const ath_turbo_code *code, ath_unpack_kind kind,
+                                                    int8_t offset) {
     ath_unpack_avx512 u;
     const int64_t ones = 0x0101010101010101;
     __m512i token = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -124,11 +138,13 @@ ATH_INLINE ath_unpack_avx512 ath_unpack_keys_avx512(const ath_turbo_code *code, 
     return u;
 }
 
-/* V: a window is 16 channels of 4 tokens; its quadwords are 16 bits of each of them; a dword of values is 4 tokens. */
+/* V: a window is 16 channels of 4 tokens; its quadwords are 16 bits of each of them; a dword of values is 4
+ * tokens. */
 ATH_INLINE ath_unpack_avx512 ath_unpack_values_avx512(const ath_turbo_code *code) {
     ath_unpack_avx512 u;
     const int64_t ones = 0x0101010101010101;
-    __m512i bit = _mm512_mullo_epi64(_mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), _mm512_set1_epi64(code->k));
+    __m512i bit =
+        _mm512_mullo_epi64(_mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), _mm512_set1_epi64(code->k));
     __m512i first = _mm512_mullo_epi64(_mm512_srli_epi64(bit, 3), _mm512_set1_epi64(4 * ones));
     u.gather = _mm512_add_epi8(first, _mm512_set1_epi64(0x0703060205010400));
     int size = 8 * code->k; /* what is at or behind it comes from the start */
@@ -145,12 +161,14 @@ ATH_INLINE ath_unpack_avx512 ath_unpack_values_avx512(const ath_turbo_code *code
 ATH_INLINE __m512i ath_unpack_window_avx512(const ath_unpack_avx512 *u, const uint8_t *at) {
     return _mm512_permutexvar_epi8(u->gather, _mm512_loadu_si512(at));
 }
-ATH_INLINE __m512i ath_unpack_window_end_avx512(const ath_unpack_avx512 *u, const uint8_t *at, const uint8_t *start) {
+ATH_INLINE __m512i ath_unpack_window_end_avx512(const ath_unpack_avx512 *u, const uint8_t *at,
+                                                const uint8_t *start) {
     return _mm512_permutex2var_epi8(_mm512_loadu_si512(at), u->gather_end, _mm512_loadu_si512(start));
 }
 
 /* The i-th 64 values of a window. */
-ATH_INLINE __m512i ath_unpack_avx512_look_up(const ath_unpack_avx512 *u, const ath_unpack_kind kind, __m512i window, int i) {
+ATH_INLINE __m512i ath_unpack_avx512_look_up(const ath_unpack_avx512 *u, const ath_unpack_kind kind,
+                                             __m512i window, int i) {
     __m512i state = _mm512_multishift_epi64_epi8(u->shift[i], window);
     if (kind.trellis) {
         __m512i fold = _mm512_multishift_epi64_epi8(u->fold[i], window);

@@ -1,17 +1,16 @@
-/* The encoder of the trellis types with tokens in 16-bit lanes: the symbols of ath_trellis_encode (docs/turbo_format.md,
- * "Trellis encoder"). An instruction set's file defines the vector type and its few operations, then includes this.
+/* The encoder of the trellis types with tokens in 16-bit lanes: the symbols of ath_trellis_encode
+ * (docs/turbo_format.md, "Trellis encoder"). An instruction set's file defines the vector type and its few
+ * operations, then includes this.
  *
  *   lanes_t, LANES                          vector of LANES unsigned 16-bit numbers
  *   lanes_load, lanes_store, lanes_set
- *   lanes_add_saturated, lanes_sub, lanes_distance (of signed numbers), lanes_min, lanes_mul, lanes_and, lanes_or, lanes_xor
- *   lanes_shl, lanes_shr                    by a constant
- *   lanes_append(a, b)                      a >> 4 | b << 12
- *   lanes_where_equal(a, b, x, y)           a == b ? y : x
- *   lanes_square(squares, e, w)             squares[e] of 2^w entries
- *   lanes_widen(sum, x)                     sum[0], sum[1] += even, odd lanes of x in 32 bits
+ *   lanes_add_saturated, lanes_sub, lanes_distance (of signed numbers), lanes_min, lanes_mul, lanes_and,
+ * lanes_or, lanes_xor lanes_shl, lanes_shr                    by a constant lanes_append(a, b) a >> 4 | b <<
+ * 12 lanes_where_equal(a, b, x, y)           a == b ? y : x lanes_square(squares, e, w) squares[e] of 2^w
+ * entries lanes_widen(sum, x)                     sum[0], sum[1] += even, odd lanes of x in 32 bits
  *
- * A cost is kept in a word with the group's high bits (h) in its k low bits, which costs leave free: the least word is the
- * least cost and among equals the lowest h. */
+ * A cost is kept in a word with the group's high bits (h) in its k low bits, which costs leave free: the
+ * least word is the least cost and among equals the lowest h. */
 #ifndef ATH_KERNELS_TRELLIS_LANES_H
 #define ATH_KERNELS_TRELLIS_LANES_H
 
@@ -31,7 +30,7 @@ typedef struct trellis_walk {
     lanes_t cost[GROUPS];
     lanes_t target[64];
     lanes_t squares[64 / sizeof(lanes_t)]; /* 64 bytes of |value|, as lanes_square wants them */
-    uint16_t high[128][PACKED][LANES];  /* h of four groups in a word */
+    uint16_t high[128][PACKED][LANES];     /* h of four groups in a word */
 } trellis_walk;
 
 ATH_INLINE lanes_t least_cost(const lanes_t *cost) {
@@ -42,7 +41,8 @@ ATH_INLINE lanes_t least_cost(const lanes_t *cost) {
 }
 
 /* One step at x; its choices go to high. */
-ATH_INLINE void walk_step(const trellis_shape shape, trellis_walk *walk, const int16_t *x, uint16_t (*high)[LANES]) {
+ATH_INLINE void walk_step(const trellis_shape shape, trellis_walk *walk, const int16_t *x,
+                          uint16_t (*high)[LANES]) {
     const int k = shape.k, shift = shape.L - shape.k, n_branches = 1 << shape.w;
     const lanes_t keep = lanes_set((uint16_t)(0xffff << k)), clip = lanes_set(ATH_TRELLIS_CLIP);
     lanes_t branch[64], cost[GROUPS], value = lanes_load(x);
@@ -68,7 +68,8 @@ ATH_INLINE void walk_step(const trellis_shape shape, trellis_walk *walk, const i
     }
 }
 
-/* Keeps costs below 2^16: between groups they differ by at most 3 * ATH_TRELLIS_CLIP^2, and 4 steps add as much each. */
+/* Keeps costs below 2^16: between groups they differ by at most 3 * ATH_TRELLIS_CLIP^2, and 4 steps add as
+ * much each. */
 ATH_INLINE void renormalise(const trellis_shape shape, trellis_walk *walk) {
     lanes_t least = lanes_and(least_cost(walk->cost), lanes_set((uint16_t)(0xffff << shape.k)));
     ATH_UNROLL
@@ -88,9 +89,11 @@ ATH_INLINE lanes_t survivor(const trellis_shape shape, uint16_t (*high)[LANES], 
     return lanes_or(group, lanes_shl(a, shape.L - shape.k));
 }
 
-ATH_INLINE lanes_t seam_state(const trellis_shape shape, trellis_walk *walk, const int16_t (*x)[LANES], int n) {
+ATH_INLINE lanes_t seam_state(const trellis_shape shape, trellis_walk *walk, const int16_t (*x)[LANES],
+                              int n) {
     const int reach = ATH_TRELLIS_REACH / shape.k;
-    for (int g = 0; g < GROUPS; g++) walk->cost[g] = lanes_set((uint16_t)(g << shape.k >> (shape.L - shape.k)));
+    for (int g = 0; g < GROUPS; g++)
+        walk->cost[g] = lanes_set((uint16_t)(g << shape.k >> (shape.L - shape.k)));
     for (int step = 0; step < 2 * reach; step++) {
         walk_step(shape, walk, x[(4 * n + reach - 1 - step) % n], walk->high[step]);
         if (step % RENORMALISE == RENORMALISE - 1) renormalise(shape, walk);
@@ -106,7 +109,8 @@ ATH_INLINE lanes_t seam_state(const trellis_shape shape, trellis_walk *walk, con
     return state;
 }
 
-/* Symbols of 16 values from first on into k words; their squares into sum. Returns the state of the next value. */
+/* Symbols of 16 values from first on into k words; their squares into sum. Returns the state of the next
+ * value. */
 ATH_INLINE lanes_t trace_16(const trellis_shape shape, trellis_walk *walk, int first, int n, lanes_t state,
                             uint16_t (*words)[LANES], lanes_t *sum) {
     const lanes_t symbol_mask = lanes_set((uint16_t)((1 << shape.k) - 1));
@@ -130,8 +134,8 @@ ATH_INLINE lanes_t trace_16(const trellis_shape shape, trellis_walk *walk, int f
     return state;
 }
 
-ATH_INLINE void encode_strip(const trellis_shape shape, const ath_turbo_code *code, const int16_t (*x)[LANES], int n,
-                             uint16_t (*words)[LANES], int32_t *squares) {
+ATH_INLINE void encode_strip(const trellis_shape shape, const ath_turbo_code *code, const int16_t (*x)[LANES],
+                             int n, uint16_t (*words)[LANES], int32_t *squares) {
     trellis_walk walk;
     uint8_t magnitudes[64];
     for (int e = 0; e < 64; e++) {
@@ -151,18 +155,23 @@ ATH_INLINE void encode_strip(const trellis_shape shape, const ath_turbo_code *co
         if (i % RENORMALISE == 0) renormalise(shape, &walk);
     }
     lanes_t sum[2] = {lanes_set(0), lanes_set(0)};
-    for (int i = 0; i < n; i += 16) state = trace_16(shape, &walk, i, n, state, words + shape.k * i / 16, sum);
+    for (int i = 0; i < n; i += 16)
+        state = trace_16(shape, &walk, i, n, state, words + shape.k * i / 16, sum);
     uint32_t halves[2][LANES / 2];
     memcpy(halves, sum, sizeof halves);
     for (int i = 0; i < LANES; i++) squares[i] = (int32_t)halves[i % 2][i / 2];
 }
 
-/* x[n][LANES] to streams words[n * k / 16][LANES] and the sum of the squares of the values that they stand for. */
-static void encode_trellis_strip(const ath_turbo_code *code, const int16_t (*x)[LANES], int n, uint16_t (*words)[LANES],
-                                 int32_t *squares) {
-    if (code->k == 4) encode_strip((trellis_shape){4, 8, 6}, code, x, n, words, squares);
-    else if (code->k == 3) encode_strip((trellis_shape){3, 7, 4}, code, x, n, words, squares);
-    else encode_strip((trellis_shape){2, 6, 4}, code, x, n, words, squares);
+/* x[n][LANES] to streams words[n * k / 16][LANES] and the sum of the squares of the values that they stand
+ * for. */
+static void encode_trellis_strip(const ath_turbo_code *code, const int16_t (*x)[LANES], int n,
+                                 uint16_t (*words)[LANES], int32_t *squares) {
+    if (code->k == 4)
+        encode_strip((trellis_shape){4, 8, 6}, code, x, n, words, squares);
+    else if (code->k == 3)
+        encode_strip((trellis_shape){3, 7, 4}, code, x, n, words, squares);
+    else
+        encode_strip((trellis_shape){2, 6, 4}, code, x, n, words, squares);
 }
 
 #endif

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "base/half.h"
-#include "codec/distortion.h"
+#include "codec/kv_distortion.h"
 #include "codec/kv_page.h"
 #include "codec/quant_legacy.h"
 #include "codec/tensor_type.h"
@@ -126,9 +126,9 @@ static void test_names(void **state) {
     assert_int_equal(ath_kv_turbo_bits(ATH_KV_IQ4_NL), 0);
     ath_error err = {0};
     assert_int_equal(ath_kv_type_parse(&type, "turbo5", &err), ATH_ERR_ARGUMENT);
-    assert_string_equal(err.message,
-                        "there is no cache type 'turbo5'; the types are f32, f16, bf16, q8_0, q5_1, "
-                        "q5_0, q4_1, q4_0, iq4_nl, turbo4, turbo3, turbo2, turbo4_tcq, turbo3_tcq, turbo2_tcq");
+    assert_string_equal(
+        err.message, "there is no cache type 'turbo5'; the types are f32, f16, bf16, q8_0, q5_1, "
+                     "q5_0, q4_1, q4_0, iq4_nl, turbo4, turbo3, turbo2, turbo4_tcq, turbo3_tcq, turbo2_tcq");
     assert_int_equal(ath_kv_type_parse(&type, "", &err), ATH_ERR_ARGUMENT);
     assert_int_equal(ath_kv_type_parse(&type, "turbo", &err), ATH_ERR_ARGUMENT);
 }
@@ -280,11 +280,13 @@ static size_t stream_byte(const ath_kv_layout *l, int token, int b) {
     return (size_t)(token / group * group * size + b * group + token % group);
 }
 
-/* Fills the codes with random bytes, decodes, and finds the values again by walking the streams bit by bit. */
+/* Fills the codes with random bytes, decodes, and finds the values again by walking the streams bit by bit.
+ */
 static void check_code_places(ath_kv_type type, int head_dim, bool is_key) {
     static const int state_bits[] = {4, 3, 2, 8, 7, 6}, index_bits[] = {4, 3, 2, 6, 4, 4};
     page_case p = make_case(type, head_dim, is_key);
-    int k = ath_kv_turbo_bits(type), L = state_bits[type - ATH_KV_TURBO4], w = index_bits[type - ATH_KV_TURBO4];
+    int k = ath_kv_turbo_bits(type), L = state_bits[type - ATH_KV_TURBO4],
+        w = index_bits[type - ATH_KV_TURBO4];
     for (size_t i = 0; i < p.layout.norms_at; i++) p.page[i] = (uint8_t)random_bits();
     for (int i = 0; i < p.layout.n_parts * T; i++) { /* norm 1, or 2 for odd tokens of odd parts */
         uint16_t norm = i / T % 2 && i % 2 ? 0x4000 : 0x3f80;
@@ -298,7 +300,8 @@ static void check_code_places(ath_kv_type type, int head_dim, bool is_key) {
         for (int c = 0; c < head_dim; c++) x[c] = p.decoded[at(&p, t, c)];
         ath_rotate(&p.layout, x);
         for (int part = 0; part < p.layout.n_parts; part++) {
-            int start = p.layout.part_start[part], n = p.layout.part_dim[part], norm = part % 2 && t % 2 ? 2 : 1;
+            int start = p.layout.part_start[part], n = p.layout.part_dim[part],
+                norm = part % 2 && t % 2 ? 2 : 1;
             for (int i = 0; i < n; i++) {
                 int state = 0;
                 for (int j = 0; j < L; j++) {
@@ -324,8 +327,10 @@ static void test_code_places(void **state) {
     }
 }
 
-/* The best closed path through x by trying all states at the seam, free of what the encoder does to be quick. */
-static int64_t least_cost(const ath_turbo_code *code, const int16_t *x, int n, const uint8_t *symbols, int64_t *cost) {
+/* The best closed path through x by trying all states at the seam, free of what the encoder does to be quick.
+ */
+static int64_t least_cost(const ath_turbo_code *code, const int16_t *x, int n, const uint8_t *symbols,
+                          int64_t *cost) {
     int n_states = 1 << code->L, groups = n_states >> code->k;
     int64_t best = INT64_MAX;
     int32_t branch[128][256];
@@ -353,7 +358,8 @@ static int64_t least_cost(const ath_turbo_code *code, const int16_t *x, int n, c
     return best;
 }
 
-/* Paths are near the best closed one for values like the codes' own, and for any; and all of them are closed. */
+/* Paths are near the best closed one for values like the codes' own, and for any; and all of them are closed.
+ */
 static void test_trellis_paths(void **state) {
     (void)state;
     for (int type = ATH_KV_TURBO4_TCQ; type <= ATH_KV_TURBO2_TCQ; type++) {

@@ -27,7 +27,8 @@ static void quantise_part(const float *x, int n, int8_t *high, int8_t *low, floa
     *sum = total;
 }
 
-void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n, ath_turbo_query *out) {
+void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n,
+                       ath_turbo_query *out) {
     const uint16_t *mean = (const uint16_t *)(const void *)(page + layout->mean_at);
     const uint8_t *eq = page + layout->eq_at;
     int head_dim = layout->head_dim;
@@ -47,9 +48,10 @@ void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const f
     }
 }
 
-/* Score of one token, values being those of its page row. The integer sums are exact, so their order is free. */
-static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int token,
-                         const int8_t *values) {
+/* Score of one token, values being those of its page row. The integer sums are exact, so their order is free.
+ */
+static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q,
+                         int token, const int8_t *values) {
     float score = q->bias;
     for (int p = 0; p < layout->n_parts; p++) {
         int32_t dot = 0;
@@ -61,13 +63,14 @@ static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const
     return score;
 }
 
-void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n, int group0,
-                        int group1, float *scores) {
+void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
+                        int group0, int group1, float *scores) {
     for (int t = 16 * group0; t < 16 * group1; t++) {
         int8_t values[ATH_MAX_HEAD_DIM];
         for (int p = 0; p < layout->n_parts; p++)
             ath_turbo_values(layout, page, p, (size_t)t, values + layout->part_start[p]);
-        for (int i = 0; i < n; i++) scores[i * ATH_PAGE_TOKENS + t] = turbo_score(layout, page, &q[i], t, values);
+        for (int i = 0; i < n; i++)
+            scores[i * ATH_PAGE_TOKENS + t] = turbo_score(layout, page, &q[i], t, values);
     }
 }
 
@@ -88,15 +91,16 @@ static float quantise_weights(const uint16_t *norms, int lo, int hi, const float
     return max * (1.0f / (float)ATH_WEIGHT_STEPS);
 }
 
-void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi, const float *weights, int n,
-                            float *acc) {
+void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
+                            const float *weights, int n, float *acc) {
     for (int p = 0; p < layout->n_parts; p++) {
         int dim = layout->part_dim[p];
         int8_t values[ATH_PAGE_TOKENS][128];
         for (size_t t = 0; t < ATH_PAGE_TOKENS; t++) ath_turbo_values(layout, page, p, t, values[t]);
         for (int i = 0; i < n; i++) {
             int32_t w[ATH_PAGE_TOKENS], dot[128] = {0};
-            float step = quantise_weights(page_norms(layout, page, p), lo, hi, weights + i * ATH_PAGE_TOKENS, w);
+            float step =
+                quantise_weights(page_norms(layout, page, p), lo, hi, weights + i * ATH_PAGE_TOKENS, w);
             for (int t = 0; t < ATH_PAGE_TOKENS; t++)
                 for (int c = 0; c < dim; c++) dot[c] += w[t] * values[t][c];
             float *out = acc + (int64_t)i * layout->head_dim + layout->part_start[p];

@@ -1,5 +1,5 @@
-/* Attention on turbo pages with AVX2: table values widened to 16 bits times queries or weights in 15 bits, two products to a
- * sum of 32 bits. */
+/* Attention on turbo pages with AVX2: table values widened to 16 bits times queries or weights in 15 bits,
+ * two products to a sum of 32 bits. */
 #include <string.h>
 
 #include "base/half.h"
@@ -28,7 +28,8 @@ static void quantise_part(const float *x, int n, int8_t *high, int8_t *low, floa
     for (int i = 0; i < n; i += 8) {
         __m256 y = _mm256_min_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse), _mm256_set1_ps(most));
         int32_t integer[8];
-        _mm256_storeu_si256((__m256i *)(void *)integer, _mm256_cvtps_epi32(_mm256_max_ps(y, _mm256_set1_ps(-most))));
+        _mm256_storeu_si256((__m256i *)(void *)integer,
+                            _mm256_cvtps_epi32(_mm256_max_ps(y, _mm256_set1_ps(-most))));
         for (int j = 0; j < 8; j++) {
             high[i + j] = (int8_t)((integer[j] + 64) >> 7);
             low[i + j] = (int8_t)(integer[j] - 128 * high[i + j]);
@@ -46,7 +47,8 @@ ATH_INLINE void multiply(float *x, const float *y, float factor, int n) {
     }
 }
 
-static void turbo_query(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n, ath_turbo_query *out) {
+static void turbo_query(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n,
+                        ath_turbo_query *out) {
     const float *signs = ath_rotation_signs();
     int head_dim = layout->head_dim;
     for (int h = 0; h < n; h++, q += head_dim, out++) {
@@ -94,7 +96,8 @@ ATH_INLINE void scores_pair(const int n, __m256i values, const wide_queries *wid
     }
 }
 
-/* 16 tokens against n heads, a constant where it is called. planes: those of the tokens; norms: of the first part. */
+/* 16 tokens against n heads, a constant where it is called. planes: those of the tokens; norms: of the first
+ * part. */
 ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_unpack_avx2 *unpack,
                              const ath_kv_layout *layout, const uint8_t *planes, const uint8_t *norms,
                              const ath_turbo_query *q, const wide_queries *wide, float *scores) {
@@ -107,7 +110,8 @@ ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_
         for (int c = 0; c < dim; c += 8) {
             ATH_UNROLL
             for (int i = 0; i < 8; i += 2) {
-                __m256i values = ath_unpack_key_pair(unpack, kind, planes, size, c + i, ath_unpack_bit(kind, i));
+                __m256i values =
+                    ath_unpack_key_pair(unpack, kind, planes, size, c + i, ath_unpack_bit(kind, i));
                 scores_pair(n, values, wide, start + c + i, dot);
             }
         }
@@ -120,7 +124,8 @@ ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_
         }
     }
     for (int h = 0; h < n; h++)
-        for (int half = 0; half < 2; half++) _mm256_storeu_ps(scores + h * ATH_PAGE_TOKENS + 8 * half, score[h][half]);
+        for (int half = 0; half < 2; half++)
+            _mm256_storeu_ps(scores + h * ATH_PAGE_TOKENS + 8 * half, score[h][half]);
 }
 
 ATH_INLINE void scores_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
@@ -134,16 +139,20 @@ ATH_INLINE void scores_page(const ath_unpack_kind kind, const ath_kv_layout *lay
             const uint8_t *planes = page + (int64_t)g * layout->head_dim * 2 * kind.k;
             const uint8_t *norms = page + layout->norms_at + 32 * (size_t)g;
             float *out = scores + 16 * g + h * ATH_PAGE_TOKENS;
-            if (heads == 1) scores_group(1, kind, &unpack, layout, planes, norms, q, &wide, out);
-            else if (heads == 2) scores_group(2, kind, &unpack, layout, planes, norms, q, &wide, out);
-            else if (heads == 3) scores_group(3, kind, &unpack, layout, planes, norms, q, &wide, out);
-            else scores_group(4, kind, &unpack, layout, planes, norms, q, &wide, out);
+            if (heads == 1)
+                scores_group(1, kind, &unpack, layout, planes, norms, q, &wide, out);
+            else if (heads == 2)
+                scores_group(2, kind, &unpack, layout, planes, norms, q, &wide, out);
+            else if (heads == 3)
+                scores_group(3, kind, &unpack, layout, planes, norms, q, &wide, out);
+            else
+                scores_group(4, kind, &unpack, layout, planes, norms, q, &wide, out);
         }
     }
 }
 
-static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n, int group0,
-                         int group1, float *scores) {
+static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
+                         int group0, int group1, float *scores) {
 #define SCORES(kind) scores_page(kind, layout, page, q, n, group0, group1, scores)
     ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), SCORES);
 #undef SCORES
@@ -176,10 +185,11 @@ static void quantise_weights(const uint8_t *norms, int lo, int hi, const float *
     out->step = top * (1.0f / (float)ATH_WEIGHT_STEPS);
 }
 
-/* 8 channels, from c of a part on, of n heads, a constant where it is called, over all tokens. codes: of the part's first 4
- * tokens; size: bytes of its stream. */
-ATH_INLINE void values_tile(const int n, const ath_unpack_kind kind, const ath_unpack_avx2 *unpack, const uint8_t *codes,
-                            int size, int64_t row_bytes, int c, const wide_weights *w, float *acc, int64_t acc_stride) {
+/* 8 channels, from c of a part on, of n heads, a constant where it is called, over all tokens. codes: of the
+ * part's first 4 tokens; size: bytes of its stream. */
+ATH_INLINE void values_tile(const int n, const ath_unpack_kind kind, const ath_unpack_avx2 *unpack,
+                            const uint8_t *codes, int size, int64_t row_bytes, int c, const wide_weights *w,
+                            float *acc, int64_t acc_stride) {
     __m256i even[3], odd[3]; /* channels c, c + 2 ... and c + 1, c + 3 ...: a quadword has two sums of one */
     for (int h = 0; h < n; h++) even[h] = odd[h] = _mm256_setzero_si256();
     for (int t = 0; t < ATH_PAGE_TOKENS; t += 4, codes += row_bytes) {
@@ -195,31 +205,36 @@ ATH_INLINE void values_tile(const int n, const ath_unpack_kind kind, const ath_u
     for (int h = 0; h < n; h++) {
         __m256i dot = _mm256_shuffle_epi32(_mm256_hadd_epi32(even[h], odd[h]), 0xd8);
         float *a = acc + h * acc_stride + c;
-        _mm256_storeu_ps(a, _mm256_fmadd_ps(_mm256_set1_ps(w[h].step), _mm256_cvtepi32_ps(dot), _mm256_loadu_ps(a)));
+        _mm256_storeu_ps(
+            a, _mm256_fmadd_ps(_mm256_set1_ps(w[h].step), _mm256_cvtepi32_ps(dot), _mm256_loadu_ps(a)));
     }
 }
 
 /* Up to 3 heads. */
-ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
-                            const float *weights, int n, float *acc) {
+ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                            int lo, int hi, const float *weights, int n, float *acc) {
     ath_unpack_avx2 unpack = ath_unpack_values_avx2(ath_turbo_code_of(layout->type), kind);
     int64_t stride = layout->head_dim, row_bytes = stride * kind.k / 2;
     for (int p = 0; p < layout->n_parts; p++) {
         wide_weights w[3];
         int start = layout->part_start[p], dim = layout->part_dim[p], size = dim * kind.k / 8;
-        const uint8_t *norms = page + layout->norms_at + (size_t)p * ATH_PAGE_TOKENS * 2, *codes = page + start * kind.k / 2;
+        const uint8_t *norms = page + layout->norms_at + (size_t)p * ATH_PAGE_TOKENS * 2,
+                      *codes = page + start * kind.k / 2;
         float *out = acc + start;
         for (int h = 0; h < n; h++) quantise_weights(norms, lo, hi, weights + h * ATH_PAGE_TOKENS, &w[h]);
         for (int c = 0; c < dim; c += 8) {
-            if (n == 1) values_tile(1, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
-            else if (n == 2) values_tile(2, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
-            else values_tile(3, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
+            if (n == 1)
+                values_tile(1, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
+            else if (n == 2)
+                values_tile(2, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
+            else
+                values_tile(3, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
         }
     }
 }
 
-static void turbo_accumulate(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi, const float *weights, int n,
-                             float *acc) {
+static void turbo_accumulate(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
+                             const float *weights, int n, float *acc) {
     for (int i = 0; i < n; i += 3, weights += 3 * ATH_PAGE_TOKENS, acc += 3 * layout->head_dim) {
         int heads = n - i < 3 ? n - i : 3;
 #define VALUES(kind) values_page(kind, layout, page, lo, hi, weights, heads, acc)

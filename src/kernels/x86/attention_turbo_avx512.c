@@ -1,5 +1,5 @@
-/* Attention on turbo pages with AVX-512: 64 symbols become bytes with three to five instructions, vpdpbusd sums products of
- * four channels (scores) or four tokens (values) per lane. */
+/* Attention on turbo pages with AVX-512: 64 symbols become bytes with three to five instructions, vpdpbusd
+ * sums products of four channels (scores) or four tokens (values) per lane. */
 #include "kernels/attention_avx512.h"
 
 #include <string.h>
@@ -12,10 +12,11 @@ ATH_INLINE int32_t load_4_bytes(const void *p) {
     return x;
 }
 
-ATH_INLINE void query_part(const int n_regs, const float *x, const float *scales, float norm, int8_t *high, int8_t *low,
-                           float *step, int32_t *sum) {
+ATH_INLINE void query_part(const int n_regs, const float *x, const float *scales, float norm, int8_t *high,
+                           int8_t *low, float *step, int32_t *sum) {
     __m512 v[8], amax = _mm512_setzero_ps();
-    for (int i = 0; i < n_regs; i++) v[i] = _mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), _mm512_loadu_ps(scales + 16 * i));
+    for (int i = 0; i < n_regs; i++)
+        v[i] = _mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), _mm512_loadu_ps(scales + 16 * i));
     ath_hadamard_avx512(v, n_regs);
     for (int i = 0; i < n_regs; i++) {
         v[i] = _mm512_mul_ps(v[i], _mm512_set1_ps(norm));
@@ -38,7 +39,8 @@ ATH_INLINE void query_part(const int n_regs, const float *x, const float *scales
     *sum = _mm512_reduce_add_epi32(total);
 }
 
-static void turbo_query(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n, ath_turbo_query *out) {
+static void turbo_query(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n,
+                        ath_turbo_query *out) {
     const float *signs = ath_rotation_signs();
     int head_dim = layout->head_dim;
     float scales[ATH_MAX_HEAD_DIM], mean[ATH_MAX_HEAD_DIM];
@@ -57,16 +59,21 @@ static void turbo_query(const ath_kv_layout *layout, const uint8_t *page, const 
             float norm = ath_rotation_scale(dim);
             const float *x = q + start, *s = scales + start;
             int8_t *high = out->high + start, *low = out->low + start;
-            if (dim == 128) query_part(8, x, s, norm, high, low, &out->step[p], &out->sum[p]);
-            else if (dim == 64) query_part(4, x, s, norm, high, low, &out->step[p], &out->sum[p]);
-            else if (dim == 32) query_part(2, x, s, norm, high, low, &out->step[p], &out->sum[p]);
-            else query_part(1, x, s, norm, high, low, &out->step[p], &out->sum[p]);
+            if (dim == 128)
+                query_part(8, x, s, norm, high, low, &out->step[p], &out->sum[p]);
+            else if (dim == 64)
+                query_part(4, x, s, norm, high, low, &out->step[p], &out->sum[p]);
+            else if (dim == 32)
+                query_part(2, x, s, norm, high, low, &out->step[p], &out->sum[p]);
+            else
+                query_part(1, x, s, norm, high, low, &out->step[p], &out->sum[p]);
         }
     }
 }
 
 /* 64 values of 4 channels from c on, times n heads. */
-ATH_INLINE void scores_quad(const int n, __m512i values, const ath_turbo_query *q, int c, __m512i *high, __m512i *low) {
+ATH_INLINE void scores_quad(const int n, __m512i values, const ath_turbo_query *q, int c, __m512i *high,
+                            __m512i *low) {
     ATH_UNROLL
     for (int h = 0; h < n; h++) {
         high[h] = _mm512_dpbusd_epi32(high[h], values, _mm512_set1_epi32(load_4_bytes(q[h].high + c)));
@@ -74,7 +81,8 @@ ATH_INLINE void scores_quad(const int n, __m512i values, const ath_turbo_query *
     }
 }
 
-/* 16 tokens against n heads, a constant where it is called. planes: those of the tokens; norms: of the first part. */
+/* 16 tokens against n heads, a constant where it is called. planes: those of the tokens; norms: of the first
+ * part. */
 ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_unpack_avx512 *unpack,
                              const ath_kv_layout *layout, const uint8_t *planes, const uint8_t *norms,
                              const ath_turbo_query *q, float *scores) {
@@ -121,14 +129,17 @@ ATH_INLINE void scores_page(const ath_unpack_kind kind, const ath_kv_layout *lay
         for (; h + 4 <= n; h += 4)
             scores_group(4, kind, &unpack, layout, planes, norms, q + h, out + h * ATH_PAGE_TOKENS);
         out += h * ATH_PAGE_TOKENS;
-        if (n - h == 3) scores_group(3, kind, &unpack, layout, planes, norms, q + h, out);
-        else if (n - h == 2) scores_group(2, kind, &unpack, layout, planes, norms, q + h, out);
-        else if (n - h == 1) scores_group(1, kind, &unpack, layout, planes, norms, q + h, out);
+        if (n - h == 3)
+            scores_group(3, kind, &unpack, layout, planes, norms, q + h, out);
+        else if (n - h == 2)
+            scores_group(2, kind, &unpack, layout, planes, norms, q + h, out);
+        else if (n - h == 1)
+            scores_group(1, kind, &unpack, layout, planes, norms, q + h, out);
     }
 }
 
-static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n, int group0,
-                         int group1, float *scores) {
+static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
+                         int group0, int group1, float *scores) {
 #define SCORES(kind) scores_page(kind, layout, page, q, n, group0, group1, scores)
     ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), SCORES);
 #undef SCORES
@@ -153,7 +164,8 @@ static void quantise_weights(const uint8_t *norms, int lo, int hi, const float *
         __m512 x = _mm512_max_ps(_mm512_mul_ps(w[g], inverse), _mm512_setzero_ps());
         __m512i code = _mm512_cvtps_epi32(_mm512_min_ps(x, steps));
         _mm_storeu_si128((__m128i *)(void *)(out->low + 16 * g), _mm512_cvtepi32_epi8(code));
-        _mm_storeu_si128((__m128i *)(void *)(out->high + 16 * g), _mm512_cvtepi32_epi8(_mm512_srli_epi32(code, 8)));
+        _mm_storeu_si128((__m128i *)(void *)(out->high + 16 * g),
+                         _mm512_cvtepi32_epi8(_mm512_srli_epi32(code, 8)));
     }
     out->step = top * (1.0f / (float)ATH_WEIGHT_STEPS);
 }
@@ -165,10 +177,11 @@ typedef struct value_codes {
     int64_t row_bytes, window; /* bytes of 4 tokens; of 16 channels of them */
 } value_codes;
 
-/* n heads times n_groups groups of 16 channels, both constant where it is called, over all tokens. first: of the groups;
- * ends: whether the last of them is the part's last. */
+/* n heads times n_groups groups of 16 channels, both constant where it is called, over all tokens. first: of
+ * the groups; ends: whether the last of them is the part's last. */
 ATH_INLINE void values_tile(const int n, const int n_groups, const ath_unpack_kind kind, const bool ends,
-                            const value_codes *codes, int first, const weight_bytes *w, float *acc, int64_t acc_stride) {
+                            const value_codes *codes, int first, const weight_bytes *w, float *acc,
+                            int64_t acc_stride) {
     __m512i low[4][4], high[4][4];
     for (int h = 0; h < n; h++)
         for (int g = 0; g < n_groups; g++) low[h][g] = high[h][g] = _mm512_setzero_si512();
@@ -183,8 +196,10 @@ ATH_INLINE void values_tile(const int n, const int n_groups, const ath_unpack_ki
             __m512i values = ath_unpack_avx512_look_up(&codes->unpack, kind, window, 0);
             ATH_UNROLL
             for (int h = 0; h < n; h++) {
-                low[h][g] = _mm512_dpbusd_epi32(low[h][g], _mm512_set1_epi32(load_4_bytes(w[h].low + t)), values);
-                high[h][g] = _mm512_dpbusd_epi32(high[h][g], _mm512_set1_epi32(load_4_bytes(w[h].high + t)), values);
+                low[h][g] =
+                    _mm512_dpbusd_epi32(low[h][g], _mm512_set1_epi32(load_4_bytes(w[h].low + t)), values);
+                high[h][g] =
+                    _mm512_dpbusd_epi32(high[h][g], _mm512_set1_epi32(load_4_bytes(w[h].high + t)), values);
             }
         }
     }
@@ -193,7 +208,8 @@ ATH_INLINE void values_tile(const int n, const int n_groups, const ath_unpack_ki
         for (int g = 0; g < n_groups; g++) {
             __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high[h][g], 8), low[h][g]);
             float *a = acc + h * acc_stride + 16 * g;
-            _mm512_storeu_ps(a, _mm512_fmadd_ps(_mm512_set1_ps(w[h].step), _mm512_cvtepi32_ps(dot), _mm512_loadu_ps(a)));
+            _mm512_storeu_ps(
+                a, _mm512_fmadd_ps(_mm512_set1_ps(w[h].step), _mm512_cvtepi32_ps(dot), _mm512_loadu_ps(a)));
         }
 }
 
@@ -203,17 +219,21 @@ ATH_INLINE void values_part(const int n, const ath_unpack_kind kind, const value
     const int step = n > 2 ? 2 : 4; /* accumulators: 2 * n * step registers */
     int group = 0, end = dim / 16;
     for (; group + step < end; group += step) values_tile(n, step, kind, false, codes, group, w, acc, stride);
-    if (group + step == end) values_tile(n, step, kind, true, codes, group, w, acc, stride);
-    else if (group + 2 == end) values_tile(n, 2, kind, true, codes, group, w, acc, stride);
-    else values_tile(n, 1, kind, true, codes, group, w, acc, stride);
+    if (group + step == end)
+        values_tile(n, step, kind, true, codes, group, w, acc, stride);
+    else if (group + 2 == end)
+        values_tile(n, 2, kind, true, codes, group, w, acc, stride);
+    else
+        values_tile(n, 1, kind, true, codes, group, w, acc, stride);
 }
 
 /* Up to 4 heads. */
-ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
-                            const float *weights, int n, float *acc) {
+ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                            int lo, int hi, const float *weights, int n, float *acc) {
     const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     int64_t stride = layout->head_dim;
-    value_codes codes = {.unpack = ath_unpack_values_avx512(code), .row_bytes = stride * code->k / 2, .window = 8 * code->k};
+    value_codes codes = {
+        .unpack = ath_unpack_values_avx512(code), .row_bytes = stride * code->k / 2, .window = 8 * code->k};
     for (int p = 0; p < layout->n_parts; p++) {
         weight_bytes w[4];
         int dim = layout->part_dim[p];
@@ -221,15 +241,19 @@ ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *lay
         float *out = acc + layout->part_start[p];
         codes.part = page + layout->part_start[p] * code->k / 2;
         for (int h = 0; h < n; h++) quantise_weights(norms, lo, hi, weights + h * ATH_PAGE_TOKENS, &w[h]);
-        if (n == 4) values_part(4, kind, &codes, dim, w, out, stride);
-        else if (n == 3) values_part(3, kind, &codes, dim, w, out, stride);
-        else if (n == 2) values_part(2, kind, &codes, dim, w, out, stride);
-        else values_part(1, kind, &codes, dim, w, out, stride);
+        if (n == 4)
+            values_part(4, kind, &codes, dim, w, out, stride);
+        else if (n == 3)
+            values_part(3, kind, &codes, dim, w, out, stride);
+        else if (n == 2)
+            values_part(2, kind, &codes, dim, w, out, stride);
+        else
+            values_part(1, kind, &codes, dim, w, out, stride);
     }
 }
 
-static void turbo_accumulate(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi, const float *weights, int n,
-                             float *acc) {
+static void turbo_accumulate(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
+                             const float *weights, int n, float *acc) {
     for (int i = 0; i < n; i += 4, weights += 4 * ATH_PAGE_TOKENS, acc += 4 * layout->head_dim) {
         int heads = n - i < 4 ? n - i : 4;
 #define VALUES(kind) values_page(kind, layout, page, lo, hi, weights, heads, acc)
@@ -253,10 +277,14 @@ static void unrotate(const ath_kv_layout *layout, float *x) {
         int start = layout->part_start[p], dim = layout->part_dim[p];
         const float *signs = ath_rotation_signs() + start;
         float norm = ath_rotation_scale(dim), *part = x + start;
-        if (dim == 128) unrotate_part(8, part, signs, norm);
-        else if (dim == 64) unrotate_part(4, part, signs, norm);
-        else if (dim == 32) unrotate_part(2, part, signs, norm);
-        else unrotate_part(1, part, signs, norm);
+        if (dim == 128)
+            unrotate_part(8, part, signs, norm);
+        else if (dim == 64)
+            unrotate_part(4, part, signs, norm);
+        else if (dim == 32)
+            unrotate_part(2, part, signs, norm);
+        else
+            unrotate_part(1, part, signs, norm);
     }
 }
 

@@ -1,5 +1,6 @@
-/* Encoding and expansion of turbo pages with AVX2: the bytes and bits of ath_kv_encode_page and ath_kv_decode_page. Lanes
- * are tokens, but for the expansion of V, whose rows are tokens: there they are channels. */
+/* Encoding and expansion of turbo pages with AVX2: the bytes and bits of ath_kv_encode_page and
+ * ath_kv_decode_page. Lanes are tokens, but for the expansion of V, whose rows are tokens: there they are
+ * channels. */
 #include <math.h>
 #include <string.h>
 
@@ -17,16 +18,20 @@ typedef struct column {
 /* ---- expansion */
 
 /* 8 signed bytes as floats. */
-ATH_INLINE __m256 floats_of(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
+ATH_INLINE __m256 floats_of(__m128i bytes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
 
 /* 16 tokens of one part of a K page into values[dim][16], not yet times their norms. */
-ATH_INLINE void look_up_keys(const ath_unpack_kind kind, const ath_unpack_avx2 *unpack, const uint8_t *planes, int dim,
-                             int8_t *values) {
-    const __m256i apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+ATH_INLINE void look_up_keys(const ath_unpack_kind kind, const ath_unpack_avx2 *unpack, const uint8_t *planes,
+                             int dim, int8_t *values) {
+    const __m256i apart =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
     for (int c = 0; c < dim; c += 8) {
         ATH_UNROLL
         for (int i = 0; i < 8; i += 2) {
-            __m256i x = ath_unpack_key_pair(unpack, kind, planes, dim * kind.k / 8, c + i, ath_unpack_bit(kind, i));
+            __m256i x =
+                ath_unpack_key_pair(unpack, kind, planes, dim * kind.k / 8, c + i, ath_unpack_bit(kind, i));
             x = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(x, apart), 0xd8);
             _mm256_storeu_si256((__m256i *)(void *)(values + 16 * (c + i)), x);
         }
@@ -34,8 +39,8 @@ ATH_INLINE void look_up_keys(const ath_unpack_kind kind, const ath_unpack_avx2 *
 }
 
 /* Tokens 8 * eighth ... of one part of a K page; values: of its 16. */
-static void expand_key_column(const ath_kv_layout *layout, int part, int eighth, const int8_t *values, const uint8_t *page,
-                              float *tile) {
+static void expand_key_column(const ath_kv_layout *layout, int part, int eighth, const int8_t *values,
+                              const uint8_t *page, float *tile) {
     int start = layout->part_start[part], dim = layout->part_dim[part];
     __m256 norm = ath_load_bf16_avx2(page + layout->norms_at + 2 * (size_t)(part * TOKENS + 8 * eighth));
     column col;
@@ -57,18 +62,22 @@ static void expand_key_column(const ath_kv_layout *layout, int part, int eighth,
 }
 
 /* 4 tokens of one part of a V page. */
-ATH_INLINE void expand_value_rows(const ath_unpack_kind kind, const ath_kv_layout *layout, int part, int token,
-                                  const ath_unpack_avx2 *unpack, const uint8_t *page, float *tile) {
+ATH_INLINE void expand_value_rows(const ath_unpack_kind kind, const ath_kv_layout *layout, int part,
+                                  int token, const ath_unpack_avx2 *unpack, const uint8_t *page,
+                                  float *tile) {
     int start = layout->part_start[part], dim = layout->part_dim[part];
     const uint8_t *codes = page + (token / 4 * layout->head_dim + start) * kind.k / 2;
     const uint16_t *norms = (const uint16_t *)(const void *)(page + layout->norms_at) + part * TOKENS + token;
     const float *signs = ath_rotation_signs() + start;
-    /* Two channels of 4 tokens in a quadword to rows of two channels, of a token in every dword of both lanes. */
-    const __m256i by_token = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+    /* Two channels of 4 tokens in a quadword to rows of two channels, of a token in every dword of both
+     * lanes. */
+    const __m256i by_token =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
     float *rows = tile + (int64_t)token * layout->head_dim + start;
     for (int c = 0; c < dim; c += 8) {
         __m256i x = ath_unpack_value_eight(unpack, kind, codes, dim * kind.k / 8, c);
-        x = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(x, by_token), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        x = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(x, by_token),
+                                        _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
         __m128i bytes[4] = {low, _mm_srli_si128(low, 8), high, _mm_srli_si128(high, 8)};
         for (int t = 0; t < 4; t++) {
@@ -86,18 +95,21 @@ ATH_INLINE void expand_value_rows(const ath_unpack_kind kind, const ath_kv_layou
     }
 }
 
-ATH_INLINE void expand_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page, float *tile) {
+ATH_INLINE void expand_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                            float *tile) {
     const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     ath_unpack_avx2 unpack = layout->is_key ? ath_unpack_keys_avx2(code) : ath_unpack_values_avx2(code, kind);
     for (int p = 0; p < layout->n_parts; p++) {
         for (int g = 0; layout->is_key && g < TOKENS / 16; g++) {
             int8_t values[128 * 16];
-            const uint8_t *planes = page + ((int64_t)g * layout->head_dim + layout->part_start[p]) * 2 * kind.k;
+            const uint8_t *planes =
+                page + ((int64_t)g * layout->head_dim + layout->part_start[p]) * 2 * kind.k;
             look_up_keys(kind, &unpack, planes, layout->part_dim[p], values);
             expand_key_column(layout, p, 2 * g, values, page, tile);
             expand_key_column(layout, p, 2 * g + 1, values, page, tile);
         }
-        for (int t = 0; !layout->is_key && t < TOKENS; t += 4) expand_value_rows(kind, layout, p, t, &unpack, page, tile);
+        for (int t = 0; !layout->is_key && t < TOKENS; t += 4)
+            expand_value_rows(kind, layout, p, t, &unpack, page, tile);
     }
 }
 
@@ -117,7 +129,8 @@ static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile
 static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *x) {
     int dim = layout->head_dim;
     if (layout->is_key) {
-        for (int64_t i = 0; i < (int64_t)dim * TOKENS; i += 8) _mm256_storeu_ps(x + i, ath_load_f16_avx2(tile + i));
+        for (int64_t i = 0; i < (int64_t)dim * TOKENS; i += 8)
+            _mm256_storeu_ps(x + i, ath_load_f16_avx2(tile + i));
         return;
     }
     for (int t = 0; t < TOKENS; t++)
@@ -131,10 +144,12 @@ static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *
 /* The stored mean of a row of tokens, taken out of it. Returns its f16. */
 static uint16_t centre_row(float *row) {
     __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (int t = 0; t < TOKENS; t += 8) sum[t / 8 % 2] = _mm256_add_ps(sum[t / 8 % 2], _mm256_loadu_ps(row + t));
+    for (int t = 0; t < TOKENS; t += 8)
+        sum[t / 8 % 2] = _mm256_add_ps(sum[t / 8 % 2], _mm256_loadu_ps(row + t));
     uint16_t stored = ath_f32_to_f16(ath_sum_lanes_avx2(sum[0], sum[1]) / TOKENS);
     __m256 mean = _mm256_set1_ps(ath_f16_to_f32(stored));
-    for (int t = 0; t < TOKENS; t += 8) _mm256_storeu_ps(row + t, _mm256_sub_ps(_mm256_loadu_ps(row + t), mean));
+    for (int t = 0; t < TOKENS; t += 8)
+        _mm256_storeu_ps(row + t, _mm256_sub_ps(_mm256_loadu_ps(row + t), mean));
     return stored;
 }
 
@@ -216,7 +231,8 @@ static inline void writer_symbol(stream_writer *w, __m256i symbol, int k) {
 }
 
 static inline void store_norms(uint8_t *norms, __m256 norm) {
-    __m256i u = _mm256_castps_si256(norm), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i u = _mm256_castps_si256(norm),
+            odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     u = _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(u, 16), _mm256_setzero_si256()), 0x08);
     _mm_storeu_si128((__m128i *)(void *)norms, _mm256_castsi256_si128(u));
@@ -234,7 +250,8 @@ static void rotate_column(const ath_kv_layout *layout, int part, const float *x,
     int dim = layout->part_dim[part];
     const float *signs = ath_rotation_signs() + layout->part_start[part];
     for (int c = 0; c < dim; c++)
-        _mm256_store_ps(r->col.x + c * 8, _mm256_mul_ps(_mm256_loadu_ps(x + c * TOKENS), _mm256_set1_ps(signs[c])));
+        _mm256_store_ps(r->col.x + c * 8,
+                        _mm256_mul_ps(_mm256_loadu_ps(x + c * TOKENS), _mm256_set1_ps(signs[c])));
     ath_butterfly_rows_avx2(r->col.x, dim);
     __m256 scale = _mm256_set1_ps(ath_rotation_scale(dim)), square = _mm256_setzero_ps();
     for (int c = 0; c < dim; c++) {
@@ -247,15 +264,16 @@ static void rotate_column(const ath_kv_layout *layout, int part, const float *x,
     r->inverse = _mm256_div_ps(_mm256_set1_ps(sqrtf((float)dim)), _mm256_sqrt_ps(square));
 }
 
-static void write_norms(const ath_kv_layout *layout, int part, int eighth, const rotated *r, __m256i table_square,
-                        uint8_t *out) {
+static void write_norms(const ath_kv_layout *layout, int part, int eighth, const rotated *r,
+                        __m256i table_square, uint8_t *out) {
     __m256 norm = _mm256_div_ps(_mm256_sqrt_ps(r->square), _mm256_sqrt_ps(_mm256_cvtepi32_ps(table_square)));
-    store_norms(out + layout->norms_at + 2 * (size_t)(part * TOKENS + 8 * eighth), _mm256_and_ps(r->there, norm));
+    store_norms(out + layout->norms_at + 2 * (size_t)(part * TOKENS + 8 * eighth),
+                _mm256_and_ps(r->there, norm));
 }
 
 /* 8 tokens of a part in scalar codes. */
-static void encode_scalar(const ath_kv_layout *layout, int part, int eighth, const float *x, const ath_turbo_code *code,
-                          uint8_t *out) {
+static void encode_scalar(const ath_kv_layout *layout, int part, int eighth, const float *x,
+                          const ath_turbo_code *code, uint8_t *out) {
     rotated r;
     rotate_column(layout, part, x + 8 * eighth, &r);
     stream_writer writer = writer_init(layout, part, eighth, out);
@@ -279,8 +297,8 @@ static void encode_scalar(const ath_kv_layout *layout, int part, int eighth, con
 }
 
 /* 16 tokens of a part in trellis codes. */
-static void encode_trellis(const ath_kv_layout *layout, int part, int eighth, const float *x, const ath_turbo_code *code,
-                           uint8_t *out) {
+static void encode_trellis(const ath_kv_layout *layout, int part, int eighth, const float *x,
+                           const ath_turbo_code *code, uint8_t *out) {
     enum { LANES = ATH_TRELLIS_LANES_AVX2 };
     rotated r[2];
     _Alignas(32) int16_t targets[128][LANES];
@@ -291,7 +309,8 @@ static void encode_trellis(const ath_kv_layout *layout, int part, int eighth, co
     for (int i = 0; i < 2; i++) {
         rotate_column(layout, part, x + 8 * (eighth + i), &r[i]);
         for (int c = 0; c < dim; c++) {
-            __m256 u = _mm256_and_ps(r[i].there, _mm256_mul_ps(_mm256_load_ps(r[i].col.x + c * 8), r[i].inverse));
+            __m256 u =
+                _mm256_and_ps(r[i].there, _mm256_mul_ps(_mm256_load_ps(r[i].col.x + c * 8), r[i].inverse));
             u = _mm256_min_ps(_mm256_mul_ps(u, scale), limit);
             u = _mm256_max_ps(u, _mm256_sub_ps(_mm256_setzero_ps(), limit));
             __m256i packed = _mm256_cvtps_epi32(u);
@@ -304,7 +323,8 @@ static void encode_trellis(const ath_kv_layout *layout, int part, int eighth, co
     for (int i = 0; i < 2; i++) {
         stream_writer writer = writer_init(layout, part, eighth + i, out);
         for (int word = 0; word < n_words; word += 2) {
-            __m256i dwords = _mm256_cvtepu16_epi32(_mm_load_si128((const __m128i *)(void *)(words[word] + 8 * i)));
+            __m256i dwords =
+                _mm256_cvtepu16_epi32(_mm_load_si128((const __m128i *)(void *)(words[word] + 8 * i)));
             if (word + 1 < n_words) {
                 __m128i high = _mm_load_si128((const __m128i *)(void *)(words[word + 1] + 8 * i));
                 dwords = _mm256_or_si256(dwords, _mm256_slli_epi32(_mm256_cvtepu16_epi32(high), 16));

@@ -1,5 +1,6 @@
-/* Encoding and expansion of turbo pages with AVX-512: the bytes and bits of ath_kv_encode_page and ath_kv_decode_page.
- * Lanes are tokens, but for the expansion of V, whose rows are tokens: there they are channels. */
+/* Encoding and expansion of turbo pages with AVX-512: the bytes and bits of ath_kv_encode_page and
+ * ath_kv_decode_page. Lanes are tokens, but for the expansion of V, whose rows are tokens: there they are
+ * channels. */
 #include <math.h>
 #include <string.h>
 
@@ -14,7 +15,8 @@ typedef struct column {
     _Alignas(64) float x[128 * 16];
 } column;
 
-/* The transform without signs and scale: first the butterflies inside blocks of 16 channels, then those between blocks. */
+/* The transform without signs and scale: first the butterflies inside blocks of 16 channels, then those
+ * between blocks. */
 static void hadamard_column(float *x, int dim) {
     __m512 v[16];
     for (int c = 0; c < dim; c += 16) {
@@ -42,15 +44,17 @@ ATH_INLINE __m512 byte_of_lanes(__m512i x, int i) {
 }
 
 /* 16 tokens of one part of a K page. */
-ATH_INLINE void expand_key_column(const ath_unpack_kind kind, const ath_kv_layout *layout, int part, int group,
-                                  const ath_unpack_avx512 *unpack, const uint8_t *page, float *tile) {
+ATH_INLINE void expand_key_column(const ath_unpack_kind kind, const ath_kv_layout *layout, int part,
+                                  int group, const ath_unpack_avx512 *unpack, const uint8_t *page,
+                                  float *tile) {
     int start = layout->part_start[part], dim = layout->part_dim[part], k = ath_kv_turbo_bits(layout->type);
     const uint8_t *first = page + ((int64_t)group * layout->head_dim + start) * 2 * k, *planes = first;
     __m512 norm = ath_load_bf16_avx512(page + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group));
     column col;
     for (int c = 0; c < dim; c += 4 * kind.quads, planes += 8 * k * kind.quads) {
-        __m512i window = kind.trellis && c + 4 * kind.quads == dim ? ath_unpack_window_end_avx512(unpack, planes, first)
-                                                                   : ath_unpack_window_avx512(unpack, planes);
+        __m512i window = kind.trellis && c + 4 * kind.quads == dim
+                             ? ath_unpack_window_end_avx512(unpack, planes, first)
+                             : ath_unpack_window_avx512(unpack, planes);
         for (int j = 0; j < kind.quads; j++) {
             __m512i values = ath_unpack_avx512_look_up(unpack, kind, window, j);
             for (int i = 0; i < 4; i++)
@@ -71,8 +75,9 @@ ATH_INLINE void expand_key_column(const ath_unpack_kind kind, const ath_kv_layou
 }
 
 /* 4 tokens of one part of a V page. */
-ATH_INLINE void expand_value_rows(const int n_regs, const ath_unpack_kind kind, const ath_kv_layout *layout, int part,
-                                  int token, const ath_unpack_avx512 *unpack, const uint8_t *page, float *tile) {
+ATH_INLINE void expand_value_rows(const int n_regs, const ath_unpack_kind kind, const ath_kv_layout *layout,
+                                  int part, int token, const ath_unpack_avx512 *unpack, const uint8_t *page,
+                                  float *tile) {
     int start = layout->part_start[part], k = ath_kv_turbo_bits(layout->type);
     const uint8_t *first = page + (token / 4 * layout->head_dim + start) * k / 2;
     const uint16_t *norms = (const uint16_t *)(const void *)(page + layout->norms_at) + part * TOKENS + token;
@@ -97,21 +102,27 @@ ATH_INLINE void expand_value_rows(const int n_regs, const ath_unpack_kind kind, 
     }
 }
 
-ATH_INLINE void expand_keys(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page, float *tile) {
+ATH_INLINE void expand_keys(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                            float *tile) {
     ath_unpack_avx512 unpack = ath_unpack_keys_avx512(ath_turbo_code_of(layout->type), kind, 0);
     for (int p = 0; p < layout->n_parts; p++)
         for (int g = 0; g < TOKENS / 16; g++) expand_key_column(kind, layout, p, g, &unpack, page, tile);
 }
 
-ATH_INLINE void expand_values(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page, float *tile) {
+ATH_INLINE void expand_values(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                              float *tile) {
     ath_unpack_avx512 unpack = ath_unpack_values_avx512(ath_turbo_code_of(layout->type));
     for (int p = 0; p < layout->n_parts; p++) {
         int dim = layout->part_dim[p];
         for (int t = 0; t < TOKENS; t += 4) {
-            if (dim == 128) expand_value_rows(8, kind, layout, p, t, &unpack, page, tile);
-            else if (dim == 64) expand_value_rows(4, kind, layout, p, t, &unpack, page, tile);
-            else if (dim == 32) expand_value_rows(2, kind, layout, p, t, &unpack, page, tile);
-            else expand_value_rows(1, kind, layout, p, t, &unpack, page, tile);
+            if (dim == 128)
+                expand_value_rows(8, kind, layout, p, t, &unpack, page, tile);
+            else if (dim == 64)
+                expand_value_rows(4, kind, layout, p, t, &unpack, page, tile);
+            else if (dim == 32)
+                expand_value_rows(2, kind, layout, p, t, &unpack, page, tile);
+            else
+                expand_value_rows(1, kind, layout, p, t, &unpack, page, tile);
         }
     }
 }
@@ -121,10 +132,12 @@ static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile
         ath_kv_decode_page(layout, page, tile);
         return;
     }
-#define KEYS(kind) expand_keys(kind, layout, page, tile)
+#define KEYS(kind)   expand_keys(kind, layout, page, tile)
 #define VALUES(kind) expand_values(kind, layout, page, tile)
-    if (layout->is_key) ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), KEYS);
-    else ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), VALUES);
+    if (layout->is_key)
+        ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), KEYS);
+    else
+        ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), VALUES);
 #undef KEYS
 #undef VALUES
 }
@@ -135,14 +148,16 @@ static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile
 static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *x) {
     int dim = layout->head_dim;
     if (layout->is_key) {
-        for (int64_t i = 0; i < (int64_t)dim * TOKENS; i += 16) _mm512_storeu_ps(x + i, ath_load_f16_avx512(tile + i));
+        for (int64_t i = 0; i < (int64_t)dim * TOKENS; i += 16)
+            _mm512_storeu_ps(x + i, ath_load_f16_avx512(tile + i));
         return;
     }
     __m512i rows = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                       _mm512_set1_epi32(TOKENS));
     for (int t = 0; t < TOKENS; t++)
         for (int c = 0; c < dim; c += 16)
-            _mm512_i32scatter_ps(x + c * TOKENS + t, rows, ath_load_f16_avx512(tile + (int64_t)t * dim + c), 4);
+            _mm512_i32scatter_ps(x + c * TOKENS + t, rows, ath_load_f16_avx512(tile + (int64_t)t * dim + c),
+                                 4);
 }
 
 /* The stored mean of a row of tokens, taken out of it. Returns its f16. */
@@ -151,7 +166,8 @@ static uint16_t centre_row(float *row) {
     for (int t = 0; t < TOKENS; t += 16) sum = _mm512_add_ps(sum, _mm512_loadu_ps(row + t));
     uint16_t stored = ath_f32_to_f16(ath_sum_lanes_avx512(sum) / TOKENS);
     __m512 mean = _mm512_set1_ps(ath_f16_to_f32(stored));
-    for (int t = 0; t < TOKENS; t += 16) _mm512_storeu_ps(row + t, _mm512_sub_ps(_mm512_loadu_ps(row + t), mean));
+    for (int t = 0; t < TOKENS; t += 16)
+        _mm512_storeu_ps(row + t, _mm512_sub_ps(_mm512_loadu_ps(row + t), mean));
     return stored;
 }
 
@@ -197,13 +213,16 @@ static stream_writer writer_init(const ath_kv_layout *layout, int part, int grou
     __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     stream_writer w = {.pending = _mm512_setzero_si512(), .n_at = layout->is_key ? 1 : 4};
     if (layout->is_key) { /* plane j: byte j of every dword */
-        __m512i byte = _mm512_srli_epi32(lane, 2), token = _mm512_and_si512(_mm512_slli_epi32(lane, 4), _mm512_set1_epi32(48));
-        w.order = _mm512_add_epi32(_mm512_mullo_epi32(_mm512_add_epi32(byte, token), _mm512_set1_epi32(0x01010101)),
-                                   _mm512_set1_epi32(0x0c080400));
+        __m512i byte = _mm512_srli_epi32(lane, 2),
+                token = _mm512_and_si512(_mm512_slli_epi32(lane, 4), _mm512_set1_epi32(48));
+        w.order =
+            _mm512_add_epi32(_mm512_mullo_epi32(_mm512_add_epi32(byte, token), _mm512_set1_epi32(0x01010101)),
+                             _mm512_set1_epi32(0x0c080400));
         w.at[0] = out + 16 * (stream * group + start);
     } else { /* the same in every 128 bits */
         __m512i byte = _mm512_and_si512(lane, _mm512_set1_epi32(3));
-        w.order = _mm512_add_epi32(_mm512_mullo_epi32(byte, _mm512_set1_epi32(0x01010101)), _mm512_set1_epi32(0x0c080400));
+        w.order = _mm512_add_epi32(_mm512_mullo_epi32(byte, _mm512_set1_epi32(0x01010101)),
+                                   _mm512_set1_epi32(0x0c080400));
         for (int i = 0; i < 4; i++) w.at[i] = out + 4 * (stream * (4 * group + i) + start);
     }
     return w;
@@ -218,8 +237,8 @@ static inline void writer_bytes(stream_writer *w, __m512i dwords, int n_bytes) {
         return;
     }
     __m512i x = _mm512_shuffle_epi8(dwords, w->order);
-    __m128i four[4] = {_mm512_castsi512_si128(x), _mm512_extracti32x4_epi32(x, 1), _mm512_extracti32x4_epi32(x, 2),
-                       _mm512_extracti32x4_epi32(x, 3)};
+    __m128i four[4] = {_mm512_castsi512_si128(x), _mm512_extracti32x4_epi32(x, 1),
+                       _mm512_extracti32x4_epi32(x, 2), _mm512_extracti32x4_epi32(x, 3)};
     for (int i = 0; i < 4; i++) {
         _mm_mask_storeu_epi8(w->at[i], (__mmask16)((1u << 4 * n_bytes) - 1), four[i]);
         w->at[i] += 4 * n_bytes;
@@ -256,7 +275,8 @@ static coder coder_init(const ath_turbo_code *code) {
 static inline __m512i code_of(const coder *c, __m512 u) {
     __m512i code = _mm512_setzero_si512();
     for (int step = 1 << (c->bits - 1); step; step /= 2) {
-        __m512 threshold = _mm512_permutexvar_ps(_mm512_add_epi32(code, _mm512_set1_epi32(step - 1)), c->thresholds);
+        __m512 threshold =
+            _mm512_permutexvar_ps(_mm512_add_epi32(code, _mm512_set1_epi32(step - 1)), c->thresholds);
         __mmask16 above = _mm512_cmp_ps_mask(u, threshold, _CMP_GE_OQ);
         code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(step));
     }
@@ -264,7 +284,8 @@ static inline __m512i code_of(const coder *c, __m512 u) {
 }
 
 static inline void store_norms(uint8_t *norms, __m512 norm) {
-    __m512i u = _mm512_castps_si512(norm), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    __m512i u = _mm512_castps_si512(norm),
+            odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     u = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     _mm256_storeu_si256((__m256i *)(void *)norms, _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16)));
 }
@@ -281,7 +302,8 @@ static void rotate_column(const ath_kv_layout *layout, int part, const float *x,
     int dim = layout->part_dim[part];
     const float *signs = ath_rotation_signs() + layout->part_start[part];
     for (int c = 0; c < dim; c++)
-        _mm512_store_ps(r->col.x + c * 16, _mm512_mul_ps(_mm512_loadu_ps(x + c * TOKENS), _mm512_set1_ps(signs[c])));
+        _mm512_store_ps(r->col.x + c * 16,
+                        _mm512_mul_ps(_mm512_loadu_ps(x + c * TOKENS), _mm512_set1_ps(signs[c])));
     hadamard_column(r->col.x, dim);
     __m512 scale = _mm512_set1_ps(ath_rotation_scale(dim)), square = _mm512_setzero_ps();
     for (int c = 0; c < dim; c++) {
@@ -294,14 +316,16 @@ static void rotate_column(const ath_kv_layout *layout, int part, const float *x,
     r->inverse = _mm512_div_ps(_mm512_set1_ps(sqrtf((float)dim)), _mm512_sqrt_ps(square));
 }
 
-static void write_norms(const ath_kv_layout *layout, int part, int group, const rotated *r, __m512i table_square,
-                        uint8_t *out) {
+static void write_norms(const ath_kv_layout *layout, int part, int group, const rotated *r,
+                        __m512i table_square, uint8_t *out) {
     __m512 norm = _mm512_div_ps(_mm512_sqrt_ps(r->square), _mm512_sqrt_ps(_mm512_cvtepi32_ps(table_square)));
-    store_norms(out + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group), _mm512_maskz_mov_ps(r->there, norm));
+    store_norms(out + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group),
+                _mm512_maskz_mov_ps(r->there, norm));
 }
 
 /* 16 tokens of a part in scalar codes. */
-static void encode_scalar(const ath_kv_layout *layout, int part, int group, const float *x, const coder *coder, uint8_t *out) {
+static void encode_scalar(const ath_kv_layout *layout, int part, int group, const float *x,
+                          const coder *coder, uint8_t *out) {
     rotated r;
     rotate_column(layout, part, x + 16 * group, &r);
     stream_writer writer = writer_init(layout, part, group, out);
@@ -317,8 +341,8 @@ static void encode_scalar(const ath_kv_layout *layout, int part, int group, cons
 }
 
 /* 32 tokens of a part in trellis codes. */
-static void encode_trellis(const ath_kv_layout *layout, int part, int group, const float *x, const ath_turbo_code *code,
-                           uint8_t *out) {
+static void encode_trellis(const ath_kv_layout *layout, int part, int group, const float *x,
+                           const ath_turbo_code *code, uint8_t *out) {
     enum { LANES = ATH_TRELLIS_LANES_AVX512 };
     rotated r[2];
     _Alignas(64) int16_t targets[128][LANES];
@@ -332,7 +356,8 @@ static void encode_trellis(const ath_kv_layout *layout, int part, int group, con
             __m512 u = _mm512_maskz_mul_ps(r[i].there, _mm512_load_ps(r[i].col.x + c * 16), r[i].inverse);
             u = _mm512_min_ps(_mm512_mul_ps(u, scale), limit);
             u = _mm512_max_ps(u, _mm512_sub_ps(_mm512_setzero_ps(), limit));
-            _mm256_storeu_si256((__m256i *)(void *)(targets[c] + 16 * i), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(u)));
+            _mm256_storeu_si256((__m256i *)(void *)(targets[c] + 16 * i),
+                                _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(u)));
         }
     }
     ath_trellis_strip_avx512(code, (const int16_t(*)[LANES])targets, dim, words, squares);
@@ -340,7 +365,8 @@ static void encode_trellis(const ath_kv_layout *layout, int part, int group, con
     for (int i = 0; i < 2; i++) {
         stream_writer writer = writer_init(layout, part, group + i, out);
         for (int word = 0; word < n_words; word += 2) {
-            __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(void *)(words[word] + 16 * i)));
+            __m512i low =
+                _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(void *)(words[word] + 16 * i)));
             __m512i dwords = low;
             if (word + 1 < n_words) {
                 __m256i high = _mm256_loadu_si256((const __m256i *)(void *)(words[word + 1] + 16 * i));

@@ -7,20 +7,48 @@
 enum { LANES = ATH_TRELLIS_LANES_AVX2 };
 typedef __m256i lanes_t;
 
-ATH_INLINE lanes_t lanes_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-ATH_INLINE void lanes_store(void *p, lanes_t x) { _mm256_storeu_si256((__m256i *)p, x); }
-ATH_INLINE lanes_t lanes_set(uint16_t x) { return _mm256_set1_epi16((short)x); }
-ATH_INLINE lanes_t lanes_add_saturated(lanes_t a, lanes_t b) { return _mm256_adds_epu16(a, b); }
-ATH_INLINE lanes_t lanes_sub(lanes_t a, lanes_t b) { return _mm256_sub_epi16(a, b); }
-ATH_INLINE lanes_t lanes_distance(lanes_t a, lanes_t b) { return _mm256_abs_epi16(_mm256_sub_epi16(a, b)); }
-ATH_INLINE lanes_t lanes_min(lanes_t a, lanes_t b) { return _mm256_min_epu16(a, b); }
-ATH_INLINE lanes_t lanes_mul(lanes_t a, lanes_t b) { return _mm256_mullo_epi16(a, b); }
-ATH_INLINE lanes_t lanes_and(lanes_t a, lanes_t b) { return _mm256_and_si256(a, b); }
-ATH_INLINE lanes_t lanes_or(lanes_t a, lanes_t b) { return _mm256_or_si256(a, b); }
-ATH_INLINE lanes_t lanes_xor(lanes_t a, lanes_t b) { return _mm256_xor_si256(a, b); }
-ATH_INLINE lanes_t lanes_shl(lanes_t x, int n) { return _mm256_slli_epi16(x, n); }
-ATH_INLINE lanes_t lanes_shr(lanes_t x, int n) { return _mm256_srli_epi16(x, n); }
-ATH_INLINE lanes_t lanes_append(lanes_t a, lanes_t b) { return lanes_or(lanes_shr(a, 4), lanes_shl(b, 12)); }
+ATH_INLINE lanes_t lanes_load(const void *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+ATH_INLINE void lanes_store(void *p, lanes_t x) {
+    _mm256_storeu_si256((__m256i *)p, x);
+}
+ATH_INLINE lanes_t lanes_set(uint16_t x) {
+    return _mm256_set1_epi16((short)x);
+}
+ATH_INLINE lanes_t lanes_add_saturated(lanes_t a, lanes_t b) {
+    return _mm256_adds_epu16(a, b);
+}
+ATH_INLINE lanes_t lanes_sub(lanes_t a, lanes_t b) {
+    return _mm256_sub_epi16(a, b);
+}
+ATH_INLINE lanes_t lanes_distance(lanes_t a, lanes_t b) {
+    return _mm256_abs_epi16(_mm256_sub_epi16(a, b));
+}
+ATH_INLINE lanes_t lanes_min(lanes_t a, lanes_t b) {
+    return _mm256_min_epu16(a, b);
+}
+ATH_INLINE lanes_t lanes_mul(lanes_t a, lanes_t b) {
+    return _mm256_mullo_epi16(a, b);
+}
+ATH_INLINE lanes_t lanes_and(lanes_t a, lanes_t b) {
+    return _mm256_and_si256(a, b);
+}
+ATH_INLINE lanes_t lanes_or(lanes_t a, lanes_t b) {
+    return _mm256_or_si256(a, b);
+}
+ATH_INLINE lanes_t lanes_xor(lanes_t a, lanes_t b) {
+    return _mm256_xor_si256(a, b);
+}
+ATH_INLINE lanes_t lanes_shl(lanes_t x, int n) {
+    return _mm256_slli_epi16(x, n);
+}
+ATH_INLINE lanes_t lanes_shr(lanes_t x, int n) {
+    return _mm256_srli_epi16(x, n);
+}
+ATH_INLINE lanes_t lanes_append(lanes_t a, lanes_t b) {
+    return lanes_or(lanes_shr(a, 4), lanes_shl(b, 12));
+}
 
 ATH_INLINE lanes_t lanes_where_equal(lanes_t a, lanes_t b, lanes_t x, lanes_t y) {
     return _mm256_blendv_epi8(x, y, _mm256_cmpeq_epi16(a, b));
@@ -53,7 +81,7 @@ ATH_INLINE void lanes_widen(lanes_t *sum, lanes_t x) {
 
 #include "kernels/trellis_lanes.h"
 
-void ath_trellis_strip_avx2(const ath_turbo_code *code, const int16_t (*x)[LANES], int n, uint16_t (*words)[LANES],
-                            int32_t *squares) {
+void ath_trellis_strip_avx2(const ath_turbo_code *code, const int16_t (*x)[LANES], int n,
+                            uint16_t (*words)[LANES], int32_t *squares) {
     encode_trellis_strip(code, x, n, words, squares);
 }
