@@ -6,7 +6,7 @@
 
 #include "base/half.h"
 #include "kernels/attention_avx512.h"
-#include "kernels/trellis.h"
+#include "kernels/trellis_x86.h"
 
 enum { TOKENS = ATH_PAGE_TOKENS };
 

@@ -1,7 +1,7 @@
 /* The trellis encoder with AVX-512: 32 tokens at once. */
 #include <immintrin.h>
 
-#include "kernels/trellis.h"
+#include "kernels/trellis_x86.h"
 #include "kernels/unroll.h"
 
 enum { LANES = ATH_TRELLIS_LANES_AVX512 };

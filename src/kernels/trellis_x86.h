@@ -1,6 +1,6 @@
 /* Trellis encoders of the x86 instruction sets: many tokens at once, one per 16-bit lane. */
-#ifndef ATH_KERNELS_TRELLIS_H
-#define ATH_KERNELS_TRELLIS_H
+#ifndef ATH_KERNELS_TRELLIS_X86_H
+#define ATH_KERNELS_TRELLIS_X86_H
 
 #include "codec/kv_page.h"
 
