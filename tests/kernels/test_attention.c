@@ -254,7 +254,10 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* One kv head of 16K tokens in as many pages as that takes for n_kv heads: decode as the device does it. */
+/* One kv head of 16K tokens in as many pages as that takes for n_kv heads: decode as the device does it. The best of
+ * short pieces, so that a busy machine disturbs it less. */
+enum { PIECE = 32 };
+
 static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int n_kv, int group, int dim) {
     ath_kv_layout key = layout_of(type, dim, true), value = layout_of(type, dim, false);
     int n = 128 * n_kv;
@@ -269,10 +272,10 @@ static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int n_kv, 
     static float s[HEADS * TOKENS];
     double best[5] = {1e9, 1e9, 1e9, 1e9, 1e9};
     bool turbo = ath_kv_type_is_turbo(type);
-    for (int round = 0; round < 5; round++) {
+    for (int piece = 0; piece < 5 * n; piece += PIECE) {
         double parts[5] = {0}, start = now();
-        for (int i = 0; i < n; i++) {
-            const uint8_t *page = data + (size_t)i * (key.bytes + value.bytes);
+        for (int j = 0; j < PIECE; j++) {
+            const uint8_t *page = data + (size_t)((piece + j) % n) * (key.bytes + value.bytes);
             double t0 = now();
             if (turbo) k->turbo_query(&key, page, q, group, queries);
             double t1 = now();
@@ -300,8 +303,8 @@ static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int n_kv, 
     printf("decode  %-10s %-8s %2d/%d x %3d: %6.2f GB/s; ns per page: query %4.0f, scores %4.0f, softmax "
            "%4.0f, values %4.0f\n",
            ath_kv_type_name(type), k->isa, n_kv * group, n_kv, dim,
-           (double)n * (double)(key.bytes + value.bytes) / best[0] * 1e-9, best[1] / n * 1e9,
-           best[2] / n * 1e9, best[3] / n * 1e9, best[4] / n * 1e9);
+           PIECE * (double)(key.bytes + value.bytes) / best[0] * 1e-9, best[1] / PIECE * 1e9,
+           best[2] / PIECE * 1e9, best[3] / PIECE * 1e9, best[4] / PIECE * 1e9);
     free(data);
     free(one_key);
     free(one_value);
@@ -315,14 +318,20 @@ static void bench_pages(const ath_attn_kernels *k, ath_kv_type type, int dim) {
         uint16_t *tile = random_tile(&layout);
         uint8_t *page = random_page(&layout);
         float *scratch = malloc((size_t)dim * TOKENS * sizeof *scratch);
-        double start = now();
-        enum { N = 200 };
-        for (int i = 0; i < N; i++) k->encode(&layout, tile, page, scratch);
-        double middle = now();
-        for (int i = 0; i < N; i++) k->expand(&layout, page, scratch);
-        double end = now();
-        printf("pages   %-10s %-8s %s x %3d: encode %6.2f us, expand %6.2f us\n", ath_kv_type_name(type),
-               k->isa, side ? "V" : "K", dim, (middle - start) / N * 1e6, (end - middle) / N * 1e6);
+        double encode = 1e9, expand = 1e9;
+        for (int i = 0; i < 60; i++) {
+            double start = now();
+            k->encode(&layout, tile, page, scratch);
+            double middle = now();
+            k->expand(&layout, page, scratch);
+            double end = now();
+            encode = fmin(encode, middle - start);
+            expand = fmin(expand, end - middle);
+        }
+        double values = (double)dim * TOKENS;
+        printf("pages   %-10s %-8s %s x %3d: encode %6.2f us (%.2f ns per value), expand %6.2f us\n",
+               ath_kv_type_name(type), k->isa, side ? "V" : "K", dim, encode * 1e6, encode / values * 1e9,
+               expand * 1e6);
         free(tile);
         free(page);
         free(scratch);
