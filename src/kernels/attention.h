@@ -6,18 +6,18 @@
  * groups and tokens of one page. Lanes of a scores row outside the groups asked for are left alone.
  *
  * Orders that fix the bits: a score is a sequential fma over channels; an output channel is a sequential fma
- * over tokens. On turbo pages the products are exact integer sums of table values with the query in 15 bits
+ * over tokens. On turbo pages the products are exact integer sums of table values with the query in 16 bits
  * (scores) or the weights in 15 bits (values), scaled once per Hadamard part. */
 #ifndef ATH_KERNELS_ATTENTION_H
 #define ATH_KERNELS_ATTENTION_H
 
 #include "codec/kv_page.h"
 
-enum { ATH_KV_RAW_COUNT = ATH_KV_BF16 + 1, ATH_WEIGHT_STEPS = 32767, ATH_QUERY_STEPS = 127 * 128 };
+enum { ATH_KV_RAW_COUNT = ATH_KV_BF16 + 1, ATH_WEIGHT_STEPS = 32767, ATH_QUERY_STEPS = 127 * 257 };
 
-/* One query head prepared for one turbo K page: multiplied by eq, rotated, in integers of 15 bits. */
+/* One query head prepared for one turbo K page: multiplied by eq, rotated, in integers of 16 bits. */
 typedef struct ath_turbo_query {
-    int8_t high[ATH_MAX_HEAD_DIM], low[ATH_MAX_HEAD_DIM]; /* integer = 128 * high + low, low in -64 .. 63 */
+    int8_t high[ATH_MAX_HEAD_DIM], low[ATH_MAX_HEAD_DIM]; /* integer = 256 * high + low */
     float step[ATH_MAX_PARTS];                            /* value of one step */
     int32_t sum[ATH_MAX_PARTS];                           /* of the integers */
     float bias;                                           /* q . mean, added to every score of the page */

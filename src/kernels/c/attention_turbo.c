@@ -19,8 +19,8 @@ static void quantise_part(const float *x, int n, int8_t *high, int8_t *low, floa
         v = v < top ? v : top; /* a tiny amax makes inverse infinite */
         v = v > -top ? v : -top;
         int32_t integer = (int32_t)v;
-        high[i] = (int8_t)((integer + 64) >> 7);
-        low[i] = (int8_t)(integer - 128 * high[i]);
+        high[i] = (int8_t)((integer + 128) >> 8);
+        low[i] = (int8_t)(integer - 256 * high[i]);
         total += integer;
     }
     *step = amax * (1.0f / (float)ATH_QUERY_STEPS);
@@ -56,7 +56,7 @@ static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const
     for (int p = 0; p < layout->n_parts; p++) {
         int32_t dot = 0;
         int end = layout->part_start[p] + layout->part_dim[p];
-        for (int c = layout->part_start[p]; c < end; c++) dot += values[c] * (128 * q->high[c] + q->low[c]);
+        for (int c = layout->part_start[p]; c < end; c++) dot += values[c] * (256 * q->high[c] + q->low[c]);
         float norm = ath_bf16_to_f32(page_norms(layout, page, p)[token]);
         score = fmaf(norm * q->step[p], (float)dot, score);
     }

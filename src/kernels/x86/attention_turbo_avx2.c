@@ -1,5 +1,5 @@
-/* Attention on turbo pages with AVX2: table values widened to 16 bits times queries or weights in 15 bits,
- * two products to a sum of 32 bits. */
+/* Attention on turbo pages with AVX2: table values widened to 16 bits times queries in 16 or weights in 15
+ * bits, two products to a sum of 32 bits. */
 #include <string.h>
 
 #include "base/half.h"
@@ -17,7 +17,7 @@ ATH_INLINE int64_t load_8_bytes(const void *p) {
     return x;
 }
 
-/* x to integers of 15 bits. */
+/* x to integers of 16 bits. */
 static void quantise_part(const float *x, int n, int8_t *high, int8_t *low, float *step, int32_t *sum) {
     const float most = (float)ATH_QUERY_STEPS;
     __m256 amax = _mm256_setzero_ps(), sign = _mm256_set1_ps(-0.0f);
@@ -31,8 +31,8 @@ static void quantise_part(const float *x, int n, int8_t *high, int8_t *low, floa
         _mm256_storeu_si256((__m256i *)(void *)integer,
                             _mm256_cvtps_epi32(_mm256_max_ps(y, _mm256_set1_ps(-most))));
         for (int j = 0; j < 8; j++) {
-            high[i + j] = (int8_t)((integer[j] + 64) >> 7);
-            low[i + j] = (int8_t)(integer[j] - 128 * high[i + j]);
+            high[i + j] = (int8_t)((integer[j] + 128) >> 8);
+            low[i + j] = (int8_t)(integer[j] - 256 * high[i + j]);
             total += integer[j];
         }
     }
@@ -79,7 +79,7 @@ static void widen_query(const ath_turbo_query *q, int n, int16_t *out) {
     for (int c = 0; c < n; c += 16) {
         __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(q->high + c)));
         __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(q->low + c)));
-        low = _mm256_add_epi16(_mm256_slli_epi16(high, 7), low);
+        low = _mm256_add_epi16(_mm256_slli_epi16(high, 8), low);
         _mm256_storeu_si256((__m256i *)(void *)(out + c), low);
     }
 }

@@ -29,10 +29,10 @@ ATH_INLINE void query_part(const int n_regs, const float *x, const float *scales
     for (int i = 0; i < n_regs; i++) {
         __m512 y = _mm512_min_ps(_mm512_mul_ps(v[i], inverse), _mm512_set1_ps(most));
         __m512i integer = _mm512_cvtps_epi32(_mm512_max_ps(y, _mm512_set1_ps(-most)));
-        __m512i h = _mm512_srai_epi32(_mm512_add_epi32(integer, _mm512_set1_epi32(64)), 7);
+        __m512i h = _mm512_srai_epi32(_mm512_add_epi32(integer, _mm512_set1_epi32(128)), 8);
         total = _mm512_add_epi32(total, integer);
         _mm_storeu_si128((__m128i *)(void *)(high + 16 * i), _mm512_cvtepi32_epi8(h));
-        __m512i l = _mm512_sub_epi32(integer, _mm512_slli_epi32(h, 7));
+        __m512i l = _mm512_sub_epi32(integer, _mm512_slli_epi32(h, 8));
         _mm_storeu_si128((__m128i *)(void *)(low + 16 * i), _mm512_cvtepi32_epi8(l));
     }
     *step = top * (1.0f / (float)ATH_QUERY_STEPS);
@@ -110,7 +110,7 @@ ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_
         }
         __m512 norm = ath_load_bf16_avx512(norms + (size_t)p * ATH_PAGE_TOKENS * 2);
         for (int h = 0; h < n; h++) {
-            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[h], 7), low[h]));
+            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[h], 8), low[h]));
             score[h] = _mm512_fmadd_ps(_mm512_mul_ps(norm, _mm512_set1_ps(q[h].step[p])), dot, score[h]);
         }
     }
