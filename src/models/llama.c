@@ -9,9 +9,9 @@
 #include "models/model.h"
 
 static void llama_load(ath_loader *in, ath_model *m) {
-    ath_load_rope(in, false);
+    ath_load_rope(in, 0);
     m->attn_scale = ath_load_f32(in, "attention.scale", 0);
-    for (int il = 0; il < m->n_layers; il++) ath_load_pre_norm_layer(in, &m->layers[il], il);
+    for (int il = 0; il < m->n_layers; il++) ath_load_layer(in, &m->layers[il], il);
 }
 
-const ath_arch ath_arch_llama = {"llama", llama_load, ath_layer_pre_norm};
+const ath_arch ath_arch_llama = {llama_load, ath_layer_sequential, false};

@@ -5,8 +5,8 @@
 #include "models/model.h"
 
 static void qwen2_load(ath_loader *in, ath_model *m) {
-    ath_load_rope(in, true);
-    for (int il = 0; il < m->n_layers; il++) ath_load_pre_norm_layer(in, &m->layers[il], il);
+    ath_load_rope(in, ATH_LOAD_NEOX);
+    for (int il = 0; il < m->n_layers; il++) ath_load_layer(in, &m->layers[il], il);
 }
 
-const ath_arch ath_arch_qwen2 = {"qwen2", qwen2_load, ath_layer_pre_norm};
+const ath_arch ath_arch_qwen2 = {qwen2_load, ath_layer_sequential, false};

@@ -35,6 +35,13 @@ typedef struct norm_run {
 } norm_run;
 
 /* Sixteen running sums (value i goes to sum i % 16), then halves onto halves. */
+static float fold_sums(float sum[16]) {
+    for (int half = 8; half; half /= 2) {
+        for (int l = 0; l < half; l++) sum[l] += sum[l + half];
+    }
+    return sum[0];
+}
+
 static float sum_squares(const float *x, int64_t n) {
     float sum[16] = {0};
     int64_t i = 0;
@@ -42,10 +49,17 @@ static float sum_squares(const float *x, int64_t n) {
         for (int l = 0; l < 16; l++) sum[l] += x[i + l] * x[i + l];
     }
     for (int l = 0; i + l < n; l++) sum[l] += x[i + l] * x[i + l];
-    for (int half = 8; half; half /= 2) {
-        for (int l = 0; l < half; l++) sum[l] += sum[l + half];
+    return fold_sums(sum);
+}
+
+static float sum_values(const float *x, int64_t n) {
+    float sum[16] = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        for (int l = 0; l < 16; l++) sum[l] += x[i + l];
     }
-    return sum[0];
+    for (int l = 0; i + l < n; l++) sum[l] += x[i + l];
+    return fold_sums(sum);
 }
 
 static void norm_range(void *arg, int64_t begin, int64_t end) {
@@ -68,6 +82,31 @@ void ath_op_rms_norm(ath_device *dev, const float *x, const float *weight, float
     ath_parallel_ranges(dev, norm_range, &r, rows * groups, n / 4);
 }
 
+typedef struct layer_norm_run {
+    const float *x, *weight, *bias;
+    float eps, *y;
+    int64_t n;
+} layer_norm_run;
+
+static void layer_norm_range(void *arg, int64_t begin, int64_t end) {
+    const layer_norm_run *r = arg;
+    for (int64_t v = begin; v < end; v++) {
+        const float *x = r->x + v * r->n;
+        float *y = r->y + v * r->n, mean = sum_values(x, r->n) / (float)r->n;
+        for (int64_t i = 0; i < r->n; i++) y[i] = x[i] - mean;
+        float scale = 1.0f / sqrtf(sum_squares(y, r->n) / (float)r->n + r->eps);
+        for (int64_t i = 0; i < r->n; i++) y[i] = y[i] * scale * r->weight[i];
+        if (!r->bias) continue;
+        for (int64_t i = 0; i < r->n; i++) y[i] += r->bias[i];
+    }
+}
+
+void ath_op_layer_norm(ath_device *dev, const float *x, const float *weight, const float *bias, float eps, float *y, int64_t n,
+                       int64_t rows) {
+    layer_norm_run r = {x, weight, bias, eps, y, n};
+    ath_parallel_ranges(dev, layer_norm_range, &r, rows, n / 2);
+}
+
 typedef struct sum_run {
     float *x;
     const float *y;
@@ -86,6 +125,38 @@ void ath_op_add_bias(ath_device *dev, float *x, const float *bias, int64_t n, in
     ath_parallel_ranges(dev, bias_range, &r, rows, n / 4);
 }
 
+typedef struct expert_bias_run {
+    float *x;
+    const float *bias;
+    const int32_t *expert;
+    int64_t n;
+} expert_bias_run;
+
+static void expert_bias_range(void *arg, int64_t begin, int64_t end) {
+    const expert_bias_run *r = arg;
+    for (int64_t pair = begin; pair < end; pair++) {
+        const float *bias = r->bias + r->expert[pair] * r->n;
+        for (int64_t i = 0; i < r->n; i++) r->x[pair * r->n + i] += bias[i];
+    }
+}
+
+void ath_op_add_expert_bias(ath_device *dev, float *x, const float *bias, const int32_t *expert, int64_t n, int64_t pairs) {
+    expert_bias_run r = {x, bias, expert, n};
+    ath_parallel_ranges(dev, expert_bias_range, &r, pairs, n / 4);
+}
+
+static void scale_rows_range(void *arg, int64_t begin, int64_t end) {
+    const sum_run *r = arg;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t i = 0; i < r->n; i++) r->x[row * r->n + i] *= r->y[row];
+    }
+}
+
+void ath_op_scale_rows(ath_device *dev, float *x, const float *factor, int64_t n, int64_t rows) {
+    sum_run r = {x, factor, n};
+    ath_parallel_ranges(dev, scale_rows_range, &r, rows, n / 4);
+}
+
 enum { CHUNK = 64 }; /* values of an element-wise op that are handed out together */
 
 static void add_range(void *arg, int64_t begin, int64_t end) {
@@ -97,6 +168,17 @@ static void add_range(void *arg, int64_t begin, int64_t end) {
 void ath_op_add(ath_device *dev, float *x, const float *y, int64_t n) {
     sum_run r = {x, y, n};
     ath_parallel_ranges(dev, add_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK / 4);
+}
+
+static void scale_range(void *arg, int64_t begin, int64_t end) {
+    const sum_run *r = arg;
+    int64_t last = end * CHUNK < r->n ? end * CHUNK : r->n;
+    for (int64_t i = begin * CHUNK; i < last; i++) r->x[i] *= *r->y;
+}
+
+void ath_op_scale(ath_device *dev, float *x, float factor, int64_t n) {
+    sum_run r = {x, &factor, n};
+    ath_parallel_ranges(dev, scale_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK / 4);
 }
 
 typedef struct gate_run {
@@ -113,9 +195,23 @@ static void gate_range(void *arg, int64_t begin, int64_t end) {
 }
 
 void ath_op_gate(ath_device *dev, ath_act act, float *gate, const float *up, int64_t n) {
-    ath_gate_fn fn = act == ATH_ACT_SILU ? dev->elementwise.gate_silu : dev->elementwise.gate_gelu;
+    const ath_elementwise_kernels *k = &dev->elementwise;
+    ath_gate_fn fn = act == ATH_ACT_SILU ? k->gate_silu : act == ATH_ACT_GELU_TANH ? k->gate_gelu : k->gate_swiglu_oai;
     gate_run r = {fn, gate, up, n};
     ath_parallel_ranges(dev, gate_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK);
+}
+
+static void gelu_range(void *arg, int64_t begin, int64_t end) {
+    const gate_run *r = arg;
+    int64_t first = begin * CHUNK, last = end * CHUNK < r->n ? end * CHUNK : r->n;
+    float ones[CHUNK];
+    for (int i = 0; i < CHUNK; i++) ones[i] = 1.0f;
+    for (int64_t i = first; i < last; i += CHUNK) r->fn(r->gate + i, ones, last - i < CHUNK ? last - i : CHUNK);
+}
+
+void ath_op_gelu(ath_device *dev, float *x, int64_t n) {
+    gate_run r = {.fn = dev->elementwise.gate_gelu, .gate = x, .n = n};
+    ath_parallel_ranges(dev, gelu_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK);
 }
 
 typedef struct route_run {
