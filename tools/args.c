@@ -318,7 +318,8 @@ static void warn_ignored(ath_args *args) {
         const ath_flag *flag = &ath_flags[id];
         const ath_arg *value = &args->values[id];
         if (flag->effect != ATH_EFFECT_IGNORED || !value->name) continue;
-        if (flag->kind == ATH_KIND_SWITCH && value->on == is_on(flag->standard)) continue;
+        bool has_state = flag->kind == ATH_KIND_SWITCH || flag->kind == ATH_KIND_ON_OFF || flag->kind == ATH_KIND_BARE;
+        if (has_state && value->on == !is_off(flag->standard)) continue;
         if (at < sizeof names) at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", n ? ", " : "", value->name);
         n++;
     }

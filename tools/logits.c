@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "report.h"
 #include "tool.h"
 
 static const ath_program program = {
@@ -13,7 +14,8 @@ static const ath_program program = {
 typedef struct logits_run {
     ath_engine *engine;
     ath_session *session;
-    ath_outfile out;
+    ath_outfile out, stats;
+    double start_ms;
     ath_token *ids;
     size_t n_ids, first_row; /* rows [first_row, n_ids) are wanted */
     size_t n_vocab, n_ubatch, n_seqs, decode_from;
@@ -130,22 +132,37 @@ static int open_all(logits_run *run, const ath_args *args) {
 static void print_summary(const logits_run *run) {
     ath_session_stats s;
     ath_session_get_stats(run->session, &s);
-    uint64_t compressed = s.k_rows_compressed + s.v_rows_compressed, all = compressed + s.k_rows_f16 + s.v_rows_f16;
     ath_tool_log(ATH_LOG_INFO, "%zu rows of %zu logits; K %s, V %s; %.1f %% of the rows read were compressed",
-                 run->n_ids - run->first_row, run->n_vocab, s.type_k, s.type_v,
-                 all ? 100.0 * (double)compressed / (double)all : 0.0);
+                 run->n_ids - run->first_row, run->n_vocab, s.type_k, s.type_v, 100 * ath_report_share(&s));
+}
+
+static int write_stats(logits_run *run, const ath_args *args) {
+    if (!run->stats.file) return 0;
+    ath_session_stats s;
+    ath_session_get_stats(run->session, &s);
+    ath_report report = {.args = args,
+                         .engine = run->engine,
+                         .session = run->session,
+                         .start_ms = run->start_ms,
+                         .n_prompt = s.tokens_prefill,
+                         .n_eval = s.tokens_decode,
+                         .prompt_ms = s.prefill_ms,
+                         .eval_ms = s.decode_ms};
+    return ath_report_json(&report, run->stats.file) || ath_outfile_commit(&run->stats);
 }
 
 static int run_logits(logits_run *run, const ath_args *args) {
-    const char *path = ATH_ARG_TEXT(args, OUT);
+    const char *path = ATH_ARG_TEXT(args, OUT), *stats = ATH_ARG_TEXT(args, JSON_STATS);
+    run->start_ms = ath_tool_now_ms();
     if (!path) return ath_tool_fail("no file for the logits was named (-o OUT.f32)");
     int code = read_ids(run, args);
     if (code < 0) code = open_all(run, args);
     if (code < 0) code = ath_outfile_open(&run->out, path) ? 1 : -1;
+    if (code < 0 && stats) code = ath_outfile_open(&run->stats, stats) ? 1 : -1;
     if (code < 0) code = run_all(run);
     if (code >= 0) return code;
     print_summary(run);
-    return 0;
+    return write_stats(run, args);
 }
 
 int ath_tool_logits(int argc, char **argv) {
@@ -154,6 +171,7 @@ int ath_tool_logits(int argc, char **argv) {
     int code = ath_tool_begin(&args, &program, argc, argv);
     if (code < 0) code = run_logits(&run, &args);
     ath_outfile_abandon(&run.out);
+    ath_outfile_abandon(&run.stats);
     ath_session_close(&run.session);
     ath_engine_close(&run.engine);
     free(run.ids);

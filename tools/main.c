@@ -7,6 +7,8 @@ static const struct {
     const char *name, *link, *about;
     int (*run)(int argc, char **argv);
 } tools[] = {
+    {"completion", "llama-completion", "continue a text", ath_tool_completion},
+    {"cli", "llama-cli", "the same; chat comes later", ath_tool_completion},
     {"tokenize", "llama-tokenize", "show the tokens of a text", ath_tool_tokenize},
     {"inspect", "", "what a GGUF file holds, and what its cache will take", ath_tool_inspect},
     {"logits", "", "write the logits of given tokens to a file", ath_tool_logits},

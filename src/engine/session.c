@@ -85,7 +85,12 @@ ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_
     s->engine = e;
     s->n_seqs = p->n_seqs;
     s->n_ctx = ((p->n_ctx ? p->n_ctx : e->model->n_ctx_train) + 255) / 256 * 256;
-    if (e->model->n_ctx_max && s->n_ctx > e->model->n_ctx_max) s->n_ctx = e->model->n_ctx_max;
+    if (e->model->n_ctx_max && s->n_ctx > e->model->n_ctx_max) {
+        s->n_ctx = e->model->n_ctx_max;
+        if (p->n_ctx > s->n_ctx)
+            ath_log_line(&e->log, ATH_LOG_WARN, "the model has learned %lld positions: the context ends there",
+                         (long long)s->n_ctx);
+    }
     ath_status status = create_cache(s, p, layers, err);
     free(layers);
     if (status == ATH_OK) status = create_buffers(s, err);

@@ -5,6 +5,7 @@
 void ath_attn_kernels_init(ath_attn_kernels *k, uint32_t flags) {
     ath_attn_kernels_init_c(k);
 #if defined(__x86_64__)
+    if (flags & ATH_CPU_AVX2) ath_attn_kernels_init_avx2(k);
     if ((flags & ATH_CPU_AVX512_ALL) == ATH_CPU_AVX512_ALL) ath_attn_kernels_init_avx512(k);
 #else
     (void)flags;

@@ -42,6 +42,16 @@ ATH_INLINE __m512 ath_eq_scales_avx512(const uint8_t *e) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(root), exponent));
 }
 
+/* Butterflies between registers `half` apart; n and half are constants where it is called, so that x stays in registers. */
+ATH_INLINE void ath_butterflies_avx512(__m512 *x, const int n, const int half) {
+    for (int i = 0; i < n; i++) {
+        if (i & half) continue;
+        __m512 a = x[i], b = x[i + half];
+        x[i] = _mm512_add_ps(a, b);
+        x[i + half] = _mm512_sub_ps(a, b);
+    }
+}
+
 /* Unnormalised Walsh-Hadamard transform of 16 * n_regs values in registers, butterflies ascending. */
 ATH_INLINE void ath_hadamard_avx512(__m512 *x, const int n_regs) {
     for (int i = 0; i < n_regs; i++) {
@@ -54,13 +64,9 @@ ATH_INLINE void ath_hadamard_avx512(__m512 *x, const int n_regs) {
         y = _mm512_shuffle_f32x4(x[i], x[i], 0x4e);
         x[i] = _mm512_mask_sub_ps(_mm512_add_ps(x[i], y), 0xff00, y, x[i]);
     }
-    for (int half = 1; half < n_regs; half *= 2)
-        for (int i = 0; i < n_regs; i++) {
-            if (i & half) continue;
-            __m512 a = x[i], b = x[i + half];
-            x[i] = _mm512_add_ps(a, b);
-            x[i + half] = _mm512_sub_ps(a, b);
-        }
+    if (n_regs > 1) ath_butterflies_avx512(x, n_regs, 1);
+    if (n_regs > 2) ath_butterflies_avx512(x, n_regs, 2);
+    if (n_regs > 4) ath_butterflies_avx512(x, n_regs, 4);
 }
 
 /* How 64 codes become 64 table values: every quadword gets the bytes of its 8 codes, then a byte at each code's bit, then

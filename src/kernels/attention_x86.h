@@ -32,5 +32,6 @@ static inline ath_attn_product ath_attn_values_product(const void *tile, int hea
 void ath_attn_turbo_init_avx512(ath_attn_kernels *k);
 void ath_attn_turbo_init_avx2(ath_attn_kernels *k);
 void ath_attn_pages_init_avx512(ath_attn_kernels *k);
+void ath_attn_pages_init_avx2(ath_attn_kernels *k);
 
 #endif

@@ -1,4 +1,5 @@
-/* CPU detection. The compiler's builtin also asks the operating system whether it saves the wide registers. */
+/* CPU detection. The compiler's builtin also asks the operating system whether it saves the wide registers.
+ */
 #include "kernels/cpu_flags.h"
 
 #include <stdio.h>
@@ -27,7 +28,8 @@ static uint32_t detect(void) {
         flags |= ATH_CPU_AVX512;
     }
     if (__builtin_cpu_supports("avx512vnni")) flags |= ATH_CPU_AVX512_VNNI;
-    if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2")) flags |= ATH_CPU_AVX512_VBMI;
+    if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2"))
+        flags |= ATH_CPU_AVX512_VBMI;
 #endif
     return flags;
 }

@@ -14,7 +14,8 @@ enum {
     ATH_CPU_AVX512_ALL = ATH_CPU_AVX2 | ATH_CPU_AVX512 | ATH_CPU_AVX512_VNNI | ATH_CPU_AVX512_VBMI,
 };
 
-/* Flags of this CPU and operating system, limited to mask (~0u: all). Dropping a flag drops those that imply it. */
+/* Flags of this CPU and operating system, limited to mask (~0u: all). Dropping a flag drops those that imply
+ * it. */
 uint32_t ath_cpu_flags(uint32_t mask);
 
 /* Writes "avx2 avx512 vnni vbmi", or "plain C" without any flag, cut at size. */

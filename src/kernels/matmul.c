@@ -22,20 +22,25 @@ ath_panel_format ath_panel_format_of(ath_tensor_type type) {
     case ATH_TYPE_F16: return ATH_PANEL_F16;
     case ATH_TYPE_BF16: return ATH_PANEL_BF16;
 #define ATH_PANEL(name, bits, zero, table, blocks, min, sub)                                                 \
-    case ATH_TYPE_##name: return ATH_PANEL_##name;
+    case ATH_TYPE_##name:                                                                                    \
+        return ATH_PANEL_##name;
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
     default: return ATH_PANEL_NONE;
     }
 }
 
+static size_t round_up(size_t bytes) {
+    return (bytes + 63) / 64 * 64;
+}
+
 size_t ath_panel_bytes(ath_panel_format format, int64_t n_in) {
-    if (format >= ATH_PANEL_QUANTISED) return (size_t)n_in * ATH_PANEL_ROWS * (format == ATH_PANEL_F32 ? 4 : 2);
+    if (format >= ATH_PANEL_QUANTISED)
+        return round_up((size_t)n_in * ATH_PANEL_ROWS * (format == ATH_PANEL_F32 ? 4 : 2));
     const ath_panel_info *f = &ath_panel_infos[format];
     size_t block = (size_t)(ath_panel_code_bytes(f->bits) + ath_panel_sub_bytes(f->min, f->sub));
     size_t head = (size_t)ath_panel_head_bytes(f->type, f->min);
-    size_t bytes = (size_t)(n_in / 32) * block + (size_t)(n_in / 32 / f->blocks) * head;
-    return (bytes + 63) / 64 * 64;
+    return round_up((size_t)(n_in / 32) * block + (size_t)(n_in / 32 / f->blocks) * head);
 }
 
 void ath_matmul_kernels_init(ath_matmul_kernels *k, uint32_t flags) {

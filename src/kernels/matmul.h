@@ -6,24 +6,23 @@
  *   A block has 512 codes in 8 groups of 64: group g holds inputs 4g..4g+3, code at 4*row + (input % 4).
  *   Bits of a code, low ones first, in planes of 64 bytes (byte j of a plane serves code j of its groups):
  *     8 bits          8 planes, one per group
- *     low 4 bits      4 planes: plane p has group 2p in the low and 2p+1 in the high nibble   (types of 4, 5, 6 bits)
- *     low/high 2 bits 2 planes: plane p has groups 4p..4p+3, two bits each   (low of 2 and 3 bits, high of 6)
- *     high 1 bit      1 plane: bit g is group g                              (types of 3 and 5 bits)
- *   Scales: for each head (blocks in matmul_formats.def) f16 d[16], f16 m[16] if there is a minimum (MXFP4: one byte e[16]
- *   instead of both), then for each of its blocks
- *     sub 1: int8 sc[16], and u8 mn[16] if there is a minimum
- *     sub 2: int8 sc[2][16], or with a minimum (Q2_K) u8 [2][16] with sc in the low and mn in the high nibble.
- * Panel of a float type: [n_in][16] values of the type.
+ *     low 4 bits      4 planes: plane p has group 2p in the low and 2p+1 in the high nibble   (types of 4, 5,
+ * 6 bits) low/high 2 bits 2 planes: plane p has groups 4p..4p+3, two bits each   (low of 2 and 3 bits, high
+ * of 6) high 1 bit      1 plane: bit g is group g                              (types of 3 and 5 bits)
+ *   Scales: for each head (blocks in matmul_formats.def) f16 d[16], f16 m[16] if there is a minimum (MXFP4:
+ * one byte e[16] instead of both), then for each of its blocks sub 1: int8 sc[16], and u8 mn[16] if there is
+ * a minimum sub 2: int8 sc[2][16], or with a minimum (Q2_K) u8 [2][16] with sc in the low and mn in the high
+ * nibble. Panel of a float type: [n_in][16] values of the type.
  *
- * Activations lie in tiles of `width` columns (1, 2, 4, or 8; float: at most 4), so that one pointer serves all.
- *   Quantised, for each block: int8 q[8 groups][width][4], float dx[width], float sx[width], int16 sum[width][2], where
- *   amax = largest |x| of the 32;  dx = amax / 127;  q = round to nearest even(x * (127 / amax));
- *   sum[h] = sum of q over inputs 16h..16h+15;  sx = (float)(sum[0] + sum[1]) * dx.
- *   If amax < 2^-100, q = 0 and dx = 0; if it is infinite or NaN, q = 0 and dx = sx = amax / 127, so the outputs are NaN.
- *   Float: [n_in][width].
+ * Activations lie in tiles of `width` columns (1, 2, 4, or 8; float: at most 4), so that one pointer serves
+ * all. Quantised, for each block: int8 q[8 groups][width][4], float dx[width], float sx[width], int16
+ * sum[width][2], where amax = largest |x| of the 32;  dx = amax / 127;  q = round to nearest even(x * (127 /
+ * amax)); sum[h] = sum of q over inputs 16h..16h+15;  sx = (float)(sum[0] + sum[1]) * dx. If amax < 2^-100, q
+ * = 0 and dx = 0; if it is infinite or NaN, q = 0 and dx = sx = amax / 127, so the outputs are NaN. Float:
+ * [n_in][width].
  *
- * The product of a row and a column, the same bits in every version: acc = 0; for each block in ascending order
- *   sub 0, 1: idot = sum of value * q (exact integer);               dw = d, or d * (float)sc for sub 1
+ * The product of a row and a column, the same bits in every version: acc = 0; for each block in ascending
+ * order sub 0, 1: idot = sum of value * q (exact integer);               dw = d, or d * (float)sc for sub 1
  *   sub 2:    idot = sc[0] * dot of the first 16 + sc[1] * dot of the others (exact in int32);       dw = d
  *   acc = fmaf((float)idot, dw * dx, acc)
  *   with a minimum: Q4_1, Q5_1:   acc = fmaf(m, sx, acc)
@@ -69,24 +68,36 @@ extern const ath_panel_info ath_panel_infos[ATH_PANEL_QUANTISED];
 extern const int8_t *const ath_panel_tables[3]; /* 16 values each, by ATH_TABLE_*; the first is NULL */
 
 /* Bytes of a block's codes, of a head and of a block's sub-scales: constants when the arguments are. */
-static inline int ath_panel_code_bytes(int bits) { return 64 * bits; }
-static inline int ath_panel_head_bytes(int type, int min) { return type == ATH_TYPE_MXFP4 ? 16 : 32 + 32 * min; }
-static inline int ath_panel_sub_bytes(int min, int sub) { return sub == 2 ? 32 : sub * (16 + 16 * min); }
+static inline int ath_panel_code_bytes(int bits) {
+    return 64 * bits;
+}
+static inline int ath_panel_head_bytes(int type, int min) {
+    return type == ATH_TYPE_MXFP4 ? 16 : 32 + 32 * min;
+}
+static inline int ath_panel_sub_bytes(int min, int sub) {
+    return sub == 2 ? 32 : sub * (16 + 16 * min);
+}
 
 /* The panel format of a type; ATH_PANEL_NONE for types that are expanded to F32 panels when they are used. */
 ath_panel_format ath_panel_format_of(ath_tensor_type type);
+/* Whole cache lines. */
 size_t ath_panel_bytes(ath_panel_format format, int64_t n_in);
 
-/* Packs n_rows <= 16 rows, row_bytes apart, in the file layout of the format's type; missing rows become zero. */
+/* Packs n_rows <= 16 rows, row_bytes apart, in the file layout of the format's type; missing rows become
+ * zero. */
 void ath_panel_pack(ath_panel_format format, const uint8_t *rows, size_t row_bytes, int n_rows, int64_t n_in,
                     uint8_t *panel);
 /* The same for any weight type, as an F32 panel. row: scratch of n_in floats. */
-void ath_panel_expand(ath_tensor_type type, const uint8_t *rows, size_t row_bytes, int n_rows, int64_t n_in, float *panel,
-                      float *row);
+void ath_panel_expand(ath_tensor_type type, const uint8_t *rows, size_t row_bytes, int n_rows, int64_t n_in,
+                      float *panel, float *row);
 
 /* Width of the tile that holds n columns (n <= the largest width): the next power of two. */
-static inline int ath_tile_width(int n) { return n > 4 ? 8 : n > 2 ? 4 : n; }
-static inline int ath_tile_width_log2(int width) { return width == 8 ? 3 : width / 2; }
+static inline int ath_tile_width(int n) {
+    return n > 4 ? 8 : n > 2 ? 4 : n;
+}
+static inline int ath_tile_width_log2(int width) {
+    return width == 8 ? 3 : width / 2;
+}
 static inline size_t ath_tile_bytes(bool quantised, int width, int64_t n_in) {
     return (size_t)width * (size_t)(quantised ? n_in / 32 * 44 : n_in * 4);
 }
@@ -94,11 +105,11 @@ static inline size_t ath_tile_bytes(bool quantised, int width, int64_t n_in) {
 typedef struct ath_matmul_tile {
     ath_panel_format format;
     const uint8_t *panel;
-    const uint8_t *act;  /* tile, quantised or float as the format wants it */
-    float *const *out;   /* [n_cols]: where the panel's first row goes */
+    const uint8_t *act; /* tile, quantised or float as the format wants it */
+    float *const *out;  /* [n_cols]: where the panel's first row goes */
     int64_t n_in;
-    int width, n_cols;   /* columns >= n_cols of the tile are padding */
-    int n_rows;          /* <= 16 rows are stored */
+    int width, n_cols; /* columns >= n_cols of the tile are padding */
+    int n_rows;        /* <= 16 rows are stored */
 } ath_matmul_tile;
 
 typedef void (*ath_matmul_fn)(const ath_matmul_tile *tile);

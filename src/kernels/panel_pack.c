@@ -8,7 +8,7 @@
 /* One block of 32 values of a row, as numbers. Scales that a type lacks stay zero. */
 typedef struct row_block {
     uint8_t code[32];
-    uint16_t d, m;    /* f16 bits; d holds the exponent byte of MXFP4 */
+    uint16_t d, m; /* f16 bits; d holds the exponent byte of MXFP4 */
     int8_t sc[2];
     uint8_t mn[2];
 } row_block;
@@ -68,7 +68,9 @@ static void read_legacy(ath_tensor_type type, const uint8_t *row, int64_t i, row
     }
 }
 
-static uint8_t bits_at(uint8_t byte, int shift, int bits) { return (uint8_t)(byte >> shift & ((1 << bits) - 1)); }
+static uint8_t bits_at(uint8_t byte, int shift, int bits) {
+    return (uint8_t)(byte >> shift & ((1 << bits) - 1));
+}
 
 /* Scale and minimum of block k of Q4_K and Q5_K; layout as at the decoders. */
 static void read_k4_scales(const uint8_t *scales, int k, row_block *b) {
@@ -90,10 +92,13 @@ static void read_q3_k(const ath_block_q3_k *s, int k, row_block *b) {
     b->d = s->d;
     for (int h = 0; h < 2; h++) {
         int i = 2 * k + h;
-        b->sc[h] = (int8_t)((bits_at(s->scales[i % 8], i / 8 * 4, 4) | bits_at(s->scales[8 + i % 4], i / 4 * 2, 2) << 4) - 32);
+        b->sc[h] = (int8_t)((bits_at(s->scales[i % 8], i / 8 * 4, 4) |
+                             bits_at(s->scales[8 + i % 4], i / 4 * 2, 2) << 4) -
+                            32);
     }
     for (int j = 0; j < 32; j++)
-        b->code[j] = (uint8_t)(bits_at(s->qs[k / 4 * 32 + j], k % 4 * 2, 2) | bits_at(s->hmask[j], k, 1) << 2);
+        b->code[j] =
+            (uint8_t)(bits_at(s->qs[k / 4 * 32 + j], k % 4 * 2, 2) | bits_at(s->hmask[j], k, 1) << 2);
 }
 
 static void read_q6_k(const ath_block_q6_k *s, int k, row_block *b) {
@@ -123,13 +128,15 @@ static void read_super(ath_tensor_type type, const uint8_t *row, int64_t i, row_
         b->d = s->d, b->m = s->dmin;
         read_k4_scales(s->scales, k, b);
         for (int j = 0; j < 32; j++)
-            b->code[j] = (uint8_t)(bits_at(s->qs[k / 2 * 32 + j], k % 2 * 4, 4) | bits_at(s->qh[j], k, 1) << 4);
+            b->code[j] =
+                (uint8_t)(bits_at(s->qs[k / 2 * 32 + j], k % 2 * 4, 4) | bits_at(s->qh[j], k, 1) << 4);
         return;
     }
     default: { /* IQ4_XS */
         const ath_block_iq4_xs *s = (const ath_block_iq4_xs *)row + n;
         b->d = s->d;
-        b->sc[0] = (int8_t)((bits_at(s->scales_l[k / 2], k % 2 * 4, 4) | (s->scales_h >> 2 * k & 3) << 4) - 32);
+        b->sc[0] =
+            (int8_t)((bits_at(s->scales_l[k / 2], k % 2 * 4, 4) | (s->scales_h >> 2 * k & 3) << 4) - 32);
         split_nibbles(s->qs + 16 * k, b->code);
         return;
     }
@@ -145,12 +152,16 @@ static void write_codes(int bits, const uint8_t *code, int row, uint8_t *planes)
             continue;
         }
         int low = bits >= 4 ? 4 : 2;
-        if (low == 4) planes[64 * (g / 2) + at] |= (uint8_t)((c & 15) << g % 2 * 4);
-        else planes[64 * (g / 4) + at] |= (uint8_t)((c & 3) << g % 4 * 2);
+        if (low == 4)
+            planes[64 * (g / 2) + at] |= (uint8_t)((c & 15) << g % 2 * 4);
+        else
+            planes[64 * (g / 4) + at] |= (uint8_t)((c & 3) << g % 4 * 2);
         uint8_t *high = planes + 64 * low;
         c >>= low;
-        if (bits - low == 2) high[64 * (g / 4) + at] |= (uint8_t)(c << g % 4 * 2);
-        else if (bits - low == 1) high[at] |= (uint8_t)(c << g);
+        if (bits - low == 2)
+            high[64 * (g / 4) + at] |= (uint8_t)(c << g % 4 * 2);
+        else if (bits - low == 1)
+            high[at] |= (uint8_t)(c << g);
     }
 }
 
@@ -165,13 +176,16 @@ static void write_scales(const ath_panel_info *f, const row_block *b, int64_t i,
     memcpy(head + 2 * row, &b->d, 2);
     if (f->min) memcpy(head + 32 + 2 * row, &b->m, 2);
     for (int h = 0; h < f->sub; h++) {
-        if (f->sub == 2 && f->min) sub[16 * h + row] = (uint8_t)(b->sc[h] | b->mn[h] << 4);
-        else sub[16 * h + row] = (uint8_t)b->sc[h];
+        if (f->sub == 2 && f->min)
+            sub[16 * h + row] = (uint8_t)(b->sc[h] | b->mn[h] << 4);
+        else
+            sub[16 * h + row] = (uint8_t)b->sc[h];
     }
     if (f->sub == 1 && f->min) sub[16 + row] = b->mn[0];
 }
 
-static void pack_float(size_t size, const uint8_t *rows, size_t row_bytes, int n_rows, int64_t n_in, uint8_t *panel) {
+static void pack_float(size_t size, const uint8_t *rows, size_t row_bytes, int n_rows, int64_t n_in,
+                       uint8_t *panel) {
     for (int r = 0; r < n_rows; r++) {
         const uint8_t *row = rows + (size_t)r * row_bytes;
         uint8_t *out = panel + (size_t)r * size;
@@ -197,16 +211,18 @@ void ath_panel_pack(ath_panel_format format, const uint8_t *rows, size_t row_byt
         for (int r = 0; r < n_rows; r++) {
             row_block b = {.d = 0};
             const uint8_t *row = rows + (size_t)r * row_bytes;
-            if (f->blocks == 1) read_legacy(f->type, row, i, &b);
-            else read_super(f->type, row, i, &b);
+            if (f->blocks == 1)
+                read_legacy(f->type, row, i, &b);
+            else
+                read_super(f->type, row, i, &b);
             write_codes(f->bits, b.code, r, panel + i * ath_panel_code_bytes(f->bits));
             write_scales(f, &b, i, r, scales);
         }
     }
 }
 
-void ath_panel_expand(ath_tensor_type type, const uint8_t *rows, size_t row_bytes, int n_rows, int64_t n_in, float *panel,
-                      float *row) {
+void ath_panel_expand(ath_tensor_type type, const uint8_t *rows, size_t row_bytes, int n_rows, int64_t n_in,
+                      float *panel, float *row) {
     memset(panel, 0, (size_t)n_in * 64);
     for (int r = 0; r < n_rows; r++) {
         ath_tensor_type_get(type)->dequantize(rows + (size_t)r * row_bytes, row, n_in);

@@ -23,7 +23,8 @@ static inline __m512 ath_exp_avx512(__m512 x) {
     p = _mm512_mul_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23)));
     p = _mm512_mul_ps(p, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23)));
     p = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(ATH_EXP_MIN), _CMP_GT_OQ), p);
-    p = _mm512_mask_mov_ps(p, _mm512_cmp_ps_mask(x, _mm512_set1_ps(ATH_EXP_MAX), _CMP_GT_OQ), _mm512_set1_ps(INFINITY));
+    p = _mm512_mask_mov_ps(p, _mm512_cmp_ps_mask(x, _mm512_set1_ps(ATH_EXP_MAX), _CMP_GT_OQ),
+                           _mm512_set1_ps(INFINITY));
     return _mm512_mask_mov_ps(p, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
 }
 

@@ -4,8 +4,8 @@
 #include "kernels/vector_math.h"
 #include "models/model.h"
 
-const float *ath_block_norm(const ath_model *m, const ath_pass *p, const float *x, const ath_norm *norm, float *y,
-                            int64_t rows) {
+const float *ath_block_norm(const ath_model *m, const ath_pass *p, const float *x, const ath_norm *norm,
+                            float *y, int64_t rows) {
     if (!norm->weight) return x;
     if (m->arch->layer_norm)
         ath_op_layer_norm(p->dev, x, norm->weight, norm->bias, m->norm_eps, y, m->n_embd, rows);
@@ -30,7 +30,8 @@ static void product(const ath_pass *p, const ath_weight *w, const float *x, floa
 
 /* ---- attention */
 
-static void norm_heads(const ath_model *m, const ath_pass *p, float *x, const float *weight, int64_t head_dim, int n_heads) {
+static void norm_heads(const ath_model *m, const ath_pass *p, float *x, const float *weight, int64_t head_dim,
+                       int n_heads) {
     if (!weight) return;
     if (m->qk_norm_whole)
         ath_op_rms_norm(p->dev, x, weight, m->norm_eps, x, head_dim * n_heads, 1, p->rows);
@@ -40,7 +41,8 @@ static void norm_heads(const ath_model *m, const ath_pass *p, float *x, const fl
 
 static void scale_queries(const ath_model *m, ath_pass *p, int64_t n) {
     for (int64_t row = 0; row < p->rows; row++)
-        p->row_scale[row] = 1 + m->attn_temperature * (float)log1p((double)(p->pos[row] / m->attn_temperature_len));
+        p->row_scale[row] =
+            1 + m->attn_temperature * (float)log1p((double)(p->pos[row] / m->attn_temperature_len));
     ath_op_scale_rows(p->dev, p->q, p->row_scale, n, p->rows);
 }
 
@@ -111,7 +113,8 @@ static void feed_experts(const ath_model *m, ath_pass *p, const ath_layer *l, co
     int64_t n_ff = f->up.n_out;
     product(p, &l->router, h, p->router);
     add_bias(p, p->router, l->b_router, m->n_experts);
-    ath_op_route(p->dev, p->router, m->n_experts, n_used, m->experts_renormalise, 1, p->expert, p->expert_weight, p->rows);
+    ath_op_route(p->dev, p->router, m->n_experts, n_used, m->experts_renormalise, 1, p->expert,
+                 p->expert_weight, p->rows);
     const ath_weight *w[] = {&f->gate, &f->up}, *down = &f->down;
     float *out[] = {p->gate, p->up};
     ath_op_matmul_experts(p->dev, w, out, 2, h, 1, p->expert, n_used, p->rows);
@@ -128,7 +131,8 @@ static void feed_shared(const ath_model *m, ath_pass *p, const ath_layer *l, con
     feed_dense(m, p, &l->shared, h, p->expert_out);
     if (l->shared_router.data) {
         product(p, &l->shared_router, h, p->row_scale);
-        for (int64_t row = 0; row < p->rows; row++) p->row_scale[row] = 1 / (1 + ath_expf(-p->row_scale[row]));
+        for (int64_t row = 0; row < p->rows; row++)
+            p->row_scale[row] = 1 / (1 + ath_expf(-p->row_scale[row]));
         ath_op_scale_rows(p->dev, p->expert_out, p->row_scale, m->n_embd, p->rows);
     }
     ath_op_add(p->dev, p->proj, p->expert_out, p->rows * m->n_embd);

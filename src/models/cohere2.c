@@ -1,7 +1,7 @@
 /* Command R7B, Command A ("cohere2"). Cohere 2024; 2025 (arXiv 2504.00698).
  *
- * Command R's parallel layer. Three of four layers see a sliding window and rotate; each fourth sees everything and has
- * no positions. */
+ * Command R's parallel layer. Three of four layers see a sliding window and rotate; each fourth sees
+ * everything and has no positions. */
 #include "models/model.h"
 
 static void cohere2_load(ath_loader *in, ath_model *m) {

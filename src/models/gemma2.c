@@ -3,8 +3,8 @@
  *     x += norm(Wo attend(rope(Wq h), rope(Wk h), Wv h))    h = norm(x)
  *     x += norm(Wd (gelu(Wg h) * Wu h))                     h = norm(x)
  *
- * Even layers see a sliding window. Attention scores and logits are soft-capped: cap tanh(s / cap). Norm weights are
- * stored as 1 + w; embeddings are scaled by sqrt(n_embd). */
+ * Even layers see a sliding window. Attention scores and logits are soft-capped: cap tanh(s / cap). Norm
+ * weights are stored as 1 + w; embeddings are scaled by sqrt(n_embd). */
 #include <math.h>
 
 #include "models/model.h"
@@ -22,7 +22,8 @@ static void gemma2_load(ath_loader *in, ath_model *m) {
         ath_load_layer(in, &m->layers[il], il);
         ath_load_post_norms(in, &m->layers[il], il);
     }
-    /* The 27B scales queries by the width of a head in the residual stream, and no key of the file says so. */
+    /* The 27B scales queries by the width of a head in the residual stream, and no key of the file says so.
+     */
     if (m->n_layers == GEMMA2_27B_LAYERS) m->attn_scale = 1 / sqrtf((float)m->n_embd / m->layers[0].n_heads);
 }
 

@@ -4,7 +4,8 @@
  *     x += Wo attend(Wq h, Wk h, Wv h)    h = layer_norm(x)
  *     x += Wd gelu(Wu h)                  h = layer_norm(x)
  *
- * Biases everywhere, no gate, Q, K, V in one tensor. Positions are learned, so the context ends where their table does. */
+ * Biases everywhere, no gate, Q, K, V in one tensor. Positions are learned, so the context ends where their
+ * table does. */
 #include "models/model.h"
 
 static void gpt2_load(ath_loader *in, ath_model *m) {

@@ -4,11 +4,13 @@
  *     x += sum over the top experts of p_e Wd_e ((u + 1) g sigmoid(1.702 g))   h = rms_norm(x)
  *          g = min(Wg_e h, 7)   u = clamp(Wu_e h, -7, 7)
  *
- * Biases everywhere; each head has a sink, a logit that takes part in the softmax and has no value; even layers see a
- * sliding window. The p_e are the softmax over the chosen logits, which is that over all of them, renormalised. */
+ * Biases everywhere; each head has a sink, a logit that takes part in the softmax and has no value; even
+ * layers see a sliding window. The p_e are the softmax over the chosen logits, which is that over all of
+ * them, renormalised. */
 #include "models/model.h"
 
-/* The released checkpoints don't round YaRN's correction range. No key says so; their factor of 32 tells them apart. */
+/* The released checkpoints don't round YaRN's correction range. No key says so; their factor of 32 tells them
+ * apart. */
 enum { GPT_OSS_RELEASED_FACTOR = 32 };
 
 static void gpt_oss_load(ath_loader *in, ath_model *m) {

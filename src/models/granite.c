@@ -3,8 +3,8 @@
  *     x += r Wo attend(rope(Wq h), rope(Wk h), Wv h)    h = rms_norm(x)
  *     x += r Wd (silu(Wg h) * Wu h)                     h = rms_norm(x)
  *
- * Llama's layer with four multipliers of the file: on embeddings, on what a block adds (r), in place of 1/sqrt(head_dim),
- * and one that divides the logits. */
+ * Llama's layer with four multipliers of the file: on embeddings, on what a block adds (r), in place of
+ * 1/sqrt(head_dim), and one that divides the logits. */
 #include "models/model.h"
 
 static void granite_load(ath_loader *in, ath_model *m) {

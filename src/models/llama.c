@@ -4,8 +4,8 @@
  *     x += Wo attend(rope(Wq h), rope(Wk h), Wv h)    h = rms_norm(x)
  *     x += Wd (silu(Wg h) * Wu h)                     h = rms_norm(x)
  *
- * Rotary pairs are neighbours (the converter permuted the rows of Wq and Wk); Llama 3.1 divides frequencies by
- * rope_freqs. With expert_count > 0 the feed-forward is the weighted sum of the top experts. */
+ * Rotary pairs are neighbours (the converter permuted the rows of Wq and Wk); Llama 3.1 divides frequencies
+ * by rope_freqs. With expert_count > 0 the feed-forward is the weighted sum of the top experts. */
 #include "models/model.h"
 
 static void llama_load(ath_loader *in, ath_model *m) {

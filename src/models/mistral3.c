@@ -1,7 +1,8 @@
 /* Ministral 3 and relatives: Llama's layer at contexts far beyond the original one.
  *
- * YaRN's frequencies, but its factor on cos and sin cancels (rope.scaling.yarn_log_multiplier); instead a query at position
- * p is multiplied by 1 + beta ln(1 + floor(p / original context)), so that attention stays sharp over many keys. */
+ * YaRN's frequencies, but its factor on cos and sin cancels (rope.scaling.yarn_log_multiplier); instead a
+ * query at position p is multiplied by 1 + beta ln(1 + floor(p / original context)), so that attention stays
+ * sharp over many keys. */
 #include "models/model.h"
 
 static void mistral3_load(ath_loader *in, ath_model *m) {

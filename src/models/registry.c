@@ -4,26 +4,26 @@
 #include "models/model.h"
 
 /* X(graph, general.architecture) */
-#define ARCHITECTURES(X)          \
-    X(cohere2, "cohere2")         \
-    X(command_r, "command-r")     \
-    X(gemma, "gemma")             \
-    X(gemma2, "gemma2")           \
-    X(gemma3, "gemma3")           \
-    X(glm4, "glm4")               \
-    X(gpt2, "gpt2")               \
-    X(gpt_oss, "gpt-oss")         \
-    X(granite, "granite")         \
-    X(granite, "granitemoe")      \
-    X(llama, "llama")             \
-    X(mistral3, "mistral3")       \
-    X(olmo2, "olmo2")             \
-    X(phi3, "phi3")               \
-    X(qwen2, "qwen2")             \
-    X(qwen2moe, "qwen2moe")       \
-    X(qwen3, "qwen3")             \
-    X(qwen3, "qwen3moe")          \
-    X(smollm3, "smollm3")         \
+#define ARCHITECTURES(X)                                                                                     \
+    X(cohere2, "cohere2")                                                                                    \
+    X(command_r, "command-r")                                                                                \
+    X(gemma, "gemma")                                                                                        \
+    X(gemma2, "gemma2")                                                                                      \
+    X(gemma3, "gemma3")                                                                                      \
+    X(glm4, "glm4")                                                                                          \
+    X(gpt2, "gpt2")                                                                                          \
+    X(gpt_oss, "gpt-oss")                                                                                    \
+    X(granite, "granite")                                                                                    \
+    X(granite, "granitemoe")                                                                                 \
+    X(llama, "llama")                                                                                        \
+    X(mistral3, "mistral3")                                                                                  \
+    X(olmo2, "olmo2")                                                                                        \
+    X(phi3, "phi3")                                                                                          \
+    X(qwen2, "qwen2")                                                                                        \
+    X(qwen2moe, "qwen2moe")                                                                                  \
+    X(qwen3, "qwen3")                                                                                        \
+    X(qwen3, "qwen3moe")                                                                                     \
+    X(smollm3, "smollm3")                                                                                    \
     X(starcoder2, "starcoder2")
 
 #define DECLARE(graph, name) extern const ath_arch ath_arch_##graph;
@@ -36,12 +36,15 @@ static const struct {
 } architectures[] = {ARCHITECTURES(ROW)};
 
 #define NAME(graph, name) name " "
-const char *ath_arch_names(void) { return ARCHITECTURES(NAME); }
+const char *ath_arch_names(void) {
+    return ARCHITECTURES(NAME);
+}
 
 const ath_arch *ath_arch_find(ath_str name) {
     for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++) {
         const char *known = architectures[i].name;
-        if (strlen(known) == name.size && memcmp(known, name.data, name.size) == 0) return architectures[i].arch;
+        if (strlen(known) == name.size && memcmp(known, name.data, name.size) == 0)
+            return architectures[i].arch;
     }
     return NULL;
 }

@@ -1,5 +1,5 @@
-/* SmolLM3. Bakouch et al. 2025. Llama's layer; every fourth layer has no positions (NoPE; Kazemnejad et al. 2023,
- * arXiv 2305.19466). */
+/* SmolLM3. Bakouch et al. 2025. Llama's layer; every fourth layer has no positions (NoPE; Kazemnejad et al.
+ * 2023, arXiv 2305.19466). */
 #include "models/model.h"
 
 enum { SMOLLM3_NOPE_PERIOD = 4 };

@@ -24,9 +24,12 @@ static ath_tensor_type type_of(int format) {
     return format == ATH_PANEL_F32 ? ATH_TYPE_F32 : format == ATH_PANEL_F16 ? ATH_TYPE_F16 : ATH_TYPE_BF16;
 }
 
-static bool is_quantised(int format) { return format < ATH_PANEL_QUANTISED; }
+static bool is_quantised(int format) {
+    return format < ATH_PANEL_QUANTISED;
+}
 
-/* A panel and columns to multiply it with. Buffers have their exact size, so that a sanitizer sees a read past them. */
+/* A panel and columns to multiply it with. Buffers have their exact size, so that a sanitizer sees a read
+ * past them. */
 typedef struct problem {
     int format, n_rows, n_cols, width;
     int64_t n_in;
@@ -36,14 +39,16 @@ typedef struct problem {
 } problem;
 
 static void make_problem(problem *p, int format, int64_t n_in, int n_rows, int n_cols, uint64_t *state) {
-    *p = (problem){.format = format, .n_rows = n_rows, .n_cols = n_cols, .width = ath_tile_width(n_cols), .n_in = n_in};
+    *p = (problem){
+        .format = format, .n_rows = n_rows, .n_cols = n_cols, .width = ath_tile_width(n_cols), .n_in = n_in};
     ath_tensor_type type = type_of(format);
-    size_t row_bytes = ath_tensor_type_row_bytes((int)type, n_in), act_bytes = ath_tile_bytes(is_quantised(format), p->width, n_in);
+    size_t row_bytes = ath_tensor_type_row_bytes((int)type, n_in),
+           act_bytes = ath_tile_bytes(is_quantised(format), p->width, n_in);
     p->rows = malloc(row_bytes * (size_t)n_rows);
     p->panel = aligned_alloc(64, ath_panel_bytes(format, n_in));
     p->act = malloc(act_bytes);
     assert_true(p->rows && p->panel && p->act);
-    test_rows(type, p->rows, n_in, n_rows, state);
+    test_rows(type, -1, p->rows, n_in, n_rows, state);
     ath_panel_pack(format, p->rows, row_bytes, n_rows, n_in, p->panel);
     for (int c = 0; c < n_cols; c++) {
         p->x[c] = malloc((size_t)n_in * sizeof(float));
@@ -62,41 +67,73 @@ static void free_problem(problem *p) {
 /* Makes the tile, fills its unused columns with NaN and large codes, and multiplies. */
 static void run_problem(problem *p, const ath_matmul_kernels *k) {
     bool quantised = is_quantised(p->format);
-    (quantised ? k->quantise : k->interleave)((const float *const *)p->x, p->n_cols, p->width, p->n_in, p->act);
+    (quantised ? k->quantise : k->interleave)((const float *const *)p->x, p->n_cols, p->width, p->n_in,
+                                              p->act);
     int64_t units = quantised ? p->n_in / 32 * 11 : p->n_in;
     for (int64_t u = 0; u < units; u++) {
-        for (int c = p->n_cols; c < p->width; c++) memset(p->act + (u * p->width + c) * 4, 0x7f, 4), p->act[(u * p->width + c) * 4 + 2] = 0xff;
+        for (int c = p->n_cols; c < p->width; c++)
+            memset(p->act + (u * p->width + c) * 4, 0x7f, 4), p->act[(u * p->width + c) * 4 + 2] = 0xff;
     }
     for (int c = 0; c < COLS; c++) {
         p->out_at[c] = p->out[c];
         for (int r = 0; r < ROWS; r++) p->out[c][r] = 1234.0f;
     }
-    ath_matmul_tile tile = {(ath_panel_format)p->format, p->panel, p->act, p->out_at, p->n_in, p->width, p->n_cols, p->n_rows};
+    ath_matmul_tile tile = {
+        (ath_panel_format)p->format, p->panel, p->act, p->out_at, p->n_in, p->width, p->n_cols, p->n_rows};
     k->tile[p->format][ath_tile_width_log2(p->width)](&tile);
 }
 
+/* p against C with every set of CPU flags. */
+static void compare_versions(problem *p) {
+    ath_matmul_kernels k;
+    ath_matmul_kernels_init(&k, 0);
+    run_problem(p, &k);
+    float expected[COLS][ROWS];
+    memcpy(expected, p->out, sizeof expected);
+    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+        ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
+        run_problem(p, &k);
+        if (memcmp(expected, p->out, sizeof expected) == 0) continue;
+        fail_msg("%s of %s differs from C: n_in %d, %d rows, %d columns",
+                 ath_tensor_type_get((int)type_of(p->format))->name, k.isa, (int)p->n_in, p->n_rows,
+                 p->n_cols);
+    }
+}
+
 static void check_versions(int format, int64_t n_in, int n_rows, int n_cols, uint64_t *state) {
-    ath_matmul_kernels c, simd;
-    ath_matmul_kernels_init(&c, 0);
     problem p;
     make_problem(&p, format, n_in, n_rows, n_cols, state);
-    run_problem(&p, &c);
-    float expected[COLS][ROWS];
-    memcpy(expected, p.out, sizeof expected);
-    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
-        ath_matmul_kernels_init(&simd, ath_cpu_flags(masks[m]));
-        run_problem(&p, &simd);
-        if (memcmp(expected, p.out, sizeof expected) == 0) continue;
-        fail_msg("%s of %s differs from C: n_in %d, %d rows, %d columns", ath_tensor_type_get((int)type_of(format))->name,
-                 simd.isa, (int)n_in, n_rows, n_cols);
-    }
+    compare_versions(&p);
     for (int i = 0; i < COLS; i++) {
         for (int r = 0; r < ROWS; r++) {
-            if (i >= n_cols || r >= n_rows) assert_true(p.out[i][r] == 1234.0f);
-            else assert_true(isfinite(p.out[i][r]));
+            if (i >= n_cols || r >= n_rows)
+                assert_true(p.out[i][r] == 1234.0f);
+            else
+                assert_true(isfinite(p.out[i][r]));
         }
     }
     free_problem(&p);
+}
+
+/* All codes and activations at their ends: whatever can saturate does. */
+static void test_extremes(void **unused) {
+    (void)unused;
+    uint64_t state = SEED;
+    const int fills[] = {0x00, 0xff, 0x7f, 0x80, 0xf0, 0x55};
+    for (int format = 0; format < ATH_PANEL_QUANTISED; format++) {
+        for (int i = 0; i < 12; i++) {
+            problem p;
+            make_problem(&p, format, 512, 16, 4, &state);
+            size_t row_bytes = ath_tensor_type_row_bytes((int)type_of(format), p.n_in);
+            test_rows(type_of(format), fills[i % 6], p.rows, p.n_in, 16, &state);
+            ath_panel_pack(format, p.rows, row_bytes, 16, p.n_in, p.panel);
+            for (int c = 0; c < 4; c++) {
+                for (int64_t k = 0; k < p.n_in; k++) p.x[c][k] = i < 6 ? 1.0f : -1.0f;
+            }
+            compare_versions(&p);
+            free_problem(&p);
+        }
+    }
 }
 
 static void test_versions_agree(void **unused) {
@@ -105,8 +142,10 @@ static void test_versions_agree(void **unused) {
     for (int format = 0; format < ATH_PANEL_COUNT; format++) {
         int64_t block = ath_tensor_type_get((int)type_of(format))->block_size;
         for (int n_cols = 1; n_cols <= (is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT); n_cols++) {
-            for (int64_t n = 1; n <= 11; n += n_cols % 2 ? 1 : 3) check_versions(format, n * block, 16, n_cols, &state);
-            for (int n_rows = 1; n_rows < 16; n_rows += 3) check_versions(format, 3 * block, n_rows, n_cols, &state);
+            for (int64_t n = 1; n <= 11; n += n_cols % 2 ? 1 : 3)
+                check_versions(format, n * block, 16, n_cols, &state);
+            for (int n_rows = 1; n_rows < 16; n_rows += 3)
+                check_versions(format, 3 * block, n_rows, n_cols, &state);
         }
     }
 }
@@ -120,7 +159,8 @@ static void test_widths_agree(void **unused) {
         ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
         for (int format = 0; format < ATH_PANEL_COUNT; format++) {
             problem p;
-            make_problem(&p, format, 512, 16, is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT, &state);
+            make_problem(&p, format, 512, 16, is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT,
+                         &state);
             run_problem(&p, &k);
             float expected[COLS][ROWS];
             memcpy(expected, p.out, sizeof expected);
@@ -144,8 +184,9 @@ static double seen_activation(const problem *p, int64_t k, int c) {
     return (double)(int8_t)block[k % 32 / 4 * 4 * p->width + 4 * c + k % 4] * (double)dx;
 }
 
-/* Each product of a block (at most two) and each sum is rounded once: 2^-24 of the sum of magnitudes, as often as there
- * are roundings. With a minimum, code and minimum parts may each be as large as the largest weight. */
+/* Each product of a block (at most two) and each sum is rounded once: 2^-24 of the sum of magnitudes, as
+ * often as there are roundings. With a minimum, code and minimum parts may each be as large as the largest
+ * weight. */
 static void check_against_double(int format, int64_t n_in, uint64_t *state) {
     ath_matmul_kernels k;
     ath_matmul_kernels_init(&k, 0);
@@ -157,9 +198,11 @@ static void check_against_double(int format, int64_t n_in, uint64_t *state) {
     assert_non_null(w);
     double steps = is_quantised(format) ? (double)(n_in / 32 * 2 + 8) : (double)(n_in / 4 + 4);
     for (int r = 0; r < 16; r++) {
-        ath_tensor_type_get((int)type)->dequantize(p.rows + (size_t)r * ath_tensor_type_row_bytes((int)type, n_in), w, n_in);
+        ath_tensor_type_get((int)type)->dequantize(
+            p.rows + (size_t)r * ath_tensor_type_row_bytes((int)type, n_in), w, n_in);
         double largest = 0;
-        for (int64_t i = 0; i < n_in && is_quantised(format); i++) largest = fmax(largest, 2 * fabs((double)w[i]));
+        for (int64_t i = 0; i < n_in && is_quantised(format); i++)
+            largest = fmax(largest, 2 * fabs((double)w[i]));
         for (int c = 0; c < p.n_cols; c++) {
             double sum = 0, size = 0;
             for (int64_t i = 0; i < n_in; i++) {
@@ -168,7 +211,8 @@ static void check_against_double(int format, int64_t n_in, uint64_t *state) {
                 size += (fabs((double)w[i]) + largest) * fabs(x);
             }
             if (fabs(sum - (double)p.out[c][r]) > steps * 0x1p-24 * size)
-                fail_msg("%s: row %d column %d is %.9g, not %.9g", ath_tensor_type_get((int)type)->name, r, c, (double)p.out[c][r], sum);
+                fail_msg("%s: row %d column %d is %.9g, not %.9g", ath_tensor_type_get((int)type)->name, r, c,
+                         (double)p.out[c][r], sum);
         }
     }
     free(w);
@@ -192,8 +236,8 @@ static void test_quantise(void **unused) {
     const float *rows[2] = {x[0], x[1]};
     for (int c = 0; c < 2; c++) {
         for (int i = 0; i < N; i++) x[c][i] = test_uniform(&state) * 3;
-        for (int i = 0; i < 32; i++) x[c][i] = 0;                        /* zero block */
-        for (int i = 32; i < 64; i++) x[c][i] = (float)(i - 32) - 0.5f;  /* ties, once 127 is the largest */
+        for (int i = 0; i < 32; i++) x[c][i] = 0;                       /* zero block */
+        for (int i = 32; i < 64; i++) x[c][i] = (float)(i - 32) - 0.5f; /* ties, once 127 is the largest */
         x[c][63] = 127;
         for (int i = 64; i < 96; i++) x[c][i] *= 0x1p-110f;
         for (int i = 96; i < 128; i++) x[c][i] *= 0x1p-140f;
@@ -207,7 +251,8 @@ static void test_quantise(void **unused) {
     ath_matmul_kernels k;
     ath_matmul_kernels_init(&k, 0);
     k.quantise(rows, 2, 2, N, expected);
-    for (int i = 0; i < 32; i++) assert_int_equal(expected[88 + i / 4 * 8 + i % 4], i == 31 ? 127 : (int)rintf(x[0][32 + i]));
+    for (int i = 0; i < 32; i++)
+        assert_int_equal(expected[88 + i / 4 * 8 + i % 4], i == 31 ? 127 : (int)rintf(x[0][32 + i]));
     for (int b = 5; b < 8; b++) {
         float dx;
         memcpy(&dx, expected + b * 88 + 64, 4);
@@ -225,8 +270,10 @@ static void test_gates(void **unused) {
     uint64_t state = SEED;
     enum { N = 1000 };
     static float x[N], up[N], expected[N], got[N];
-    for (int i = 0; i < N; i++) x[i] = test_uniform(&state) * (i % 3 ? 8.0f : 120.0f), up[i] = test_uniform(&state);
-    const float special[] = {0, -0.0f, INFINITY, -INFINITY, 1e-30f, 87.5f, -87.5f, 88.75f, -88.75f, 103.9f, -104.5f, 3e38f, -3e38f};
+    for (int i = 0; i < N; i++)
+        x[i] = test_uniform(&state) * (i % 3 ? 8.0f : 120.0f), up[i] = test_uniform(&state);
+    const float special[] = {0,      -0.0f,   INFINITY, -INFINITY, 1e-30f, 87.5f, -87.5f,
+                             88.75f, -88.75f, 103.9f,   -104.5f,   3e38f,  -3e38f};
     memcpy(x, special, sizeof special);
     for (int gelu = 0; gelu < 2; gelu++) {
         for (int n = N; n > N - 17; n--) {
@@ -238,7 +285,9 @@ static void test_gates(void **unused) {
                 ath_elementwise_kernels_init(&k, ath_cpu_flags(masks[m]));
                 memcpy(got, x, sizeof x);
                 (gelu ? k.gate_gelu : k.gate_silu)(got, up, n);
-                for (int i = 0; i < N; i++) assert_true(memcmp(&got[i], &expected[i], 4) == 0 || (isnan(got[i]) && isnan(expected[i])));
+                for (int i = 0; i < N; i++)
+                    assert_true(memcmp(&got[i], &expected[i], 4) == 0 ||
+                                (isnan(got[i]) && isnan(expected[i])));
             }
         }
         for (int i = 20; i < N - 16; i++) { /* as far as the shortest run went */
@@ -254,7 +303,8 @@ static void test_gates(void **unused) {
 static void test_exp(void **unused) {
     (void)unused;
     double worst = 0;
-    for (double x = -87.3; x < 88.7; x += 0.0017) worst = fmax(worst, fabs((double)ath_expf((float)x) / exp((double)(float)x) - 1));
+    for (double x = -87.3; x < 88.7; x += 0.0017)
+        worst = fmax(worst, fabs((double)ath_expf((float)x) / exp((double)(float)x) - 1));
     assert_true(worst < 3e-7);
     assert_true(ath_expf(-INFINITY) == 0 && ath_expf(-105) == 0 && ath_expf(0) == 1);
     assert_true(isinf(ath_expf(89)) && isnan(ath_expf(NAN)));
@@ -285,17 +335,24 @@ static double now(void) {
 enum { BENCH_IN = 2048, BENCH_BYTES = 64 << 20, BENCH_COLUMNS = 512, BENCH_PANELS = 8 };
 
 /* Seconds for n_panels panels against n_tiles tiles of one width. */
-static double bench_run(const ath_matmul_kernels *k, int format, const uint8_t *panels, int64_t n_panels, const uint8_t *act,
-                        int64_t n_tiles, int width) {
+static double bench_run(const ath_matmul_kernels *k, int format, const uint8_t *panels, int64_t n_panels,
+                        const uint8_t *act, int64_t n_tiles, int width) {
     static float out[COLS][ROWS];
     float *out_at[COLS];
     for (int c = 0; c < COLS; c++) out_at[c] = out[c];
-    size_t panel_bytes = ath_panel_bytes(format, BENCH_IN), act_bytes = ath_tile_bytes(is_quantised(format), width, BENCH_IN);
+    size_t panel_bytes = ath_panel_bytes(format, BENCH_IN),
+           act_bytes = ath_tile_bytes(is_quantised(format), width, BENCH_IN);
     double start = now();
     for (int64_t p = 0; p < n_panels; p++) {
         for (int64_t i = 0; i < n_tiles; i++) {
-            ath_matmul_tile tile = {(ath_panel_format)format, panels + (size_t)p * panel_bytes, act + (size_t)i * act_bytes, out_at,
-                                    BENCH_IN, width, width, ROWS};
+            ath_matmul_tile tile = {(ath_panel_format)format,
+                                    panels + (size_t)p * panel_bytes,
+                                    act + (size_t)i * act_bytes,
+                                    out_at,
+                                    BENCH_IN,
+                                    width,
+                                    width,
+                                    ROWS};
             k->tile[format][ath_tile_width_log2(width)](&tile);
         }
     }
@@ -306,7 +363,8 @@ static void bench_format(const ath_matmul_kernels *k, int format, uint8_t *panel
     uint64_t state = SEED;
     size_t panel_bytes = ath_panel_bytes(format, BENCH_IN);
     problem p;
-    make_problem(&p, format, BENCH_IN, ROWS, is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT, &state);
+    make_problem(&p, format, BENCH_IN, ROWS, is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT,
+                 &state);
     run_problem(&p, k);
     int64_t n_panels = (int64_t)(BENCH_BYTES / panel_bytes), n_tiles = BENCH_COLUMNS / p.width;
     for (int64_t i = 0; i < n_panels; i++) memcpy(panels + (size_t)i * panel_bytes, p.panel, panel_bytes);
@@ -327,10 +385,12 @@ static void bench_format(const ath_matmul_kernels *k, int format, uint8_t *panel
 }
 
 static int bench(void) {
-    uint8_t *panels = aligned_alloc(64, BENCH_BYTES), *act = aligned_alloc(64, BENCH_COLUMNS * BENCH_IN * sizeof(float));
+    uint8_t *panels = aligned_alloc(64, BENCH_BYTES),
+            *act = aligned_alloc(64, BENCH_COLUMNS * BENCH_IN * sizeof(float));
     if (!panels || !act) return 1;
     printf("%-8s %-12s %8s %10s\n", "type", "version", "GB/s", "GMAC/s");
-    printf("one thread; GB/s of weights with one column, GMAC/s with %d columns, %d inputs\n", BENCH_COLUMNS, BENCH_IN);
+    printf("one thread; GB/s of weights with one column, GMAC/s with %d columns, %d inputs\n", BENCH_COLUMNS,
+           BENCH_IN);
     for (int format = 0; format < ATH_PANEL_COUNT; format++) {
         ath_matmul_kernels k;
         ath_matmul_kernels_init(&k, 0);
@@ -351,8 +411,13 @@ int main(int argc, char **argv) {
     ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
     printf("seed %d, CPU: %s\n", SEED, flags);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_versions_agree), cmocka_unit_test(test_widths_agree), cmocka_unit_test(test_c_against_double),
-        cmocka_unit_test(test_quantise),       cmocka_unit_test(test_gates),        cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_versions_agree),
+        cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_widths_agree),
+        cmocka_unit_test(test_c_against_double),
+        cmocka_unit_test(test_quantise),
+        cmocka_unit_test(test_gates),
+        cmocka_unit_test(test_exp),
         cmocka_unit_test(test_cpu_mask),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

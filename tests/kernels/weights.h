@@ -15,16 +15,19 @@ static inline uint32_t test_random(uint64_t *state) {
 }
 
 /* Between -1 and 1. */
-static inline float test_uniform(uint64_t *state) { return (float)(test_random(state) >> 8) * 0x1p-23f - 1.0f; }
+static inline float test_uniform(uint64_t *state) {
+    return (float)(test_random(state) >> 8) * 0x1p-23f - 1.0f;
+}
 
 /* Between 2^-8 and 2^-4. */
 static inline uint16_t test_scale(uint64_t *state) {
     return ath_f32_to_f16(0x1p-8f + (float)(test_random(state) & 0xffff) * (0x1p-4f - 0x1p-8f) / 65536);
 }
 
-/* Every bit random but the scales, which get values of usual size. */
-static inline void test_block(ath_tensor_type type, uint8_t *b, uint64_t *state) {
-    for (int i = 0; i < ath_tensor_type_get((int)type)->block_bytes; i++) b[i] = (uint8_t)(test_random(state) >> 13);
+/* Every byte random, or fill if that is not negative; but the scales get values of usual size. */
+static inline void test_block(ath_tensor_type type, int fill, uint8_t *b, uint64_t *state) {
+    for (int i = 0; i < ath_tensor_type_get((int)type)->block_bytes; i++)
+        b[i] = (uint8_t)(fill < 0 ? (int)(test_random(state) >> 13) : fill);
     uint16_t d = test_scale(state), m = test_scale(state);
     switch (type) {
     case ATH_TYPE_F32: {
@@ -55,9 +58,11 @@ static inline void test_block(ath_tensor_type type, uint8_t *b, uint64_t *state)
     memcpy(b, &d, 2);
 }
 
-static inline void test_rows(ath_tensor_type type, uint8_t *rows, int64_t n_in, int64_t n_rows, uint64_t *state) {
+static inline void test_rows(ath_tensor_type type, int fill, uint8_t *rows, int64_t n_in, int64_t n_rows,
+                             uint64_t *state) {
     const ath_tensor_type_info *info = ath_tensor_type_get((int)type);
-    for (int64_t i = 0; i < n_in / info->block_size * n_rows; i++) test_block(type, rows + i * info->block_bytes, state);
+    for (int64_t i = 0; i < n_in / info->block_size * n_rows; i++)
+        test_block(type, fill, rows + i * info->block_bytes, state);
 }
 
 #endif

@@ -13,12 +13,14 @@ static void name_kernels(ath_device *dev) {
         const ath_tensor_type_info *info = ath_tensor_type_get(type);
         if (!info->name) continue;
         char name[24] = "";
-        for (size_t i = 0; info->name[i] && i + 1 < sizeof name; i++) name[i] = (char)tolower((unsigned char)info->name[i]);
+        for (size_t i = 0; info->name[i] && i + 1 < sizeof name; i++)
+            name[i] = (char)tolower((unsigned char)info->name[i]);
         ath_panel_format format = ath_panel_format_of((ath_tensor_type)type);
         const char *partner = format != ATH_PANEL_NONE && format < ATH_PANEL_QUANTISED ? "int8" : "f32";
         for (int repacked = 0; repacked < 2; repacked++) {
             const char *note = format == ATH_PANEL_NONE ? " (expanded)" : repacked ? "" : " (not repacked)";
-            snprintf(dev->kernel_names[type][repacked], ATH_KERNEL_NAME, "%s x %s, %s%s", name, partner, dev->matmul.isa, note);
+            snprintf(dev->kernel_names[type][repacked], ATH_KERNEL_NAME, "%s x %s, %s%s", name, partner,
+                     dev->matmul.isa, note);
         }
     }
 }
@@ -27,8 +29,11 @@ static void describe(ath_device *dev) {
     char flags[48], threads[40];
     ath_cpu_flags_describe(dev->cpu_flags, flags, sizeof flags);
     int decode = ath_threads_count(dev->pools[0]), batch = ath_threads_count(dev->pools[1]);
-    if (decode == batch) snprintf(threads, sizeof threads, "%d thread%s", decode, decode == 1 ? "" : "s");
-    else snprintf(threads, sizeof threads, "%d thread%s, %d in prefill", decode, decode == 1 ? "" : "s", batch);
+    if (decode == batch)
+        snprintf(threads, sizeof threads, "%d thread%s", decode, decode == 1 ? "" : "s");
+    else
+        snprintf(threads, sizeof threads, "%d thread%s, %d in prefill", decode, decode == 1 ? "" : "s",
+                 batch);
     snprintf(dev->description, sizeof dev->description, "CPU, %s, %s", flags, threads);
 }
 
@@ -38,17 +43,21 @@ static ath_status create_rope_caches(ath_device *dev, ath_error *err) {
         c->pos = malloc((size_t)dev->max_rows * sizeof *c->pos);
         c->inv_freq = malloc(ATH_MAX_ROT / 2 * sizeof *c->inv_freq);
         c->cos_sin = malloc((size_t)dev->max_rows * ATH_MAX_ROT * sizeof *c->cos_sin);
-        if (!c->pos || !c->inv_freq || !c->cos_sin) return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for the rotation tables");
+        if (!c->pos || !c->inv_freq || !c->cos_sin)
+            return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for the rotation tables");
     }
     return ATH_OK;
 }
 
 static ath_status create_parts(ath_device *dev, const ath_device_params *params, ath_error *err) {
     ATH_TRY(ath_threads_create(&dev->pools[0], params->n_threads, err));
-    if (params->n_threads_batch == params->n_threads) dev->pools[1] = dev->pools[0];
-    else ATH_TRY(ath_threads_create(&dev->pools[1], params->n_threads_batch, err));
+    if (params->n_threads_batch == params->n_threads)
+        dev->pools[1] = dev->pools[0];
+    else
+        ATH_TRY(ath_threads_create(&dev->pools[1], params->n_threads_batch, err));
     dev->pool = dev->pools[0];
-    dev->max_threads = params->n_threads > params->n_threads_batch ? params->n_threads : params->n_threads_batch;
+    dev->max_threads =
+        params->n_threads > params->n_threads_batch ? params->n_threads : params->n_threads_batch;
     ATH_TRY(create_rope_caches(dev, err));
     ATH_TRY(ath_attn_scratch_create(&dev->attn_scratch, dev->max_threads, dev->max_rows, err));
     dev->cpu_flags = ath_cpu_flags(params->cpu_mask);
@@ -91,10 +100,16 @@ void ath_device_free(ath_device *dev) {
     free(dev);
 }
 
-const char *ath_device_describe(const ath_device *dev) { return dev->description; }
-const char *ath_device_attention_kernel(const ath_device *dev) { return dev->attn.isa; }
+const char *ath_device_describe(const ath_device *dev) {
+    return dev->description;
+}
+const char *ath_device_attention_kernel(const ath_device *dev) {
+    return dev->attn.isa;
+}
 
-void ath_device_use_threads(ath_device *dev, bool prefill) { dev->pool = dev->pools[prefill]; }
+void ath_device_use_threads(ath_device *dev, bool prefill) {
+    dev->pool = dev->pools[prefill];
+}
 
 void ath_device_parallel(ath_device *dev, ath_task_fn fn, void *arg, int64_t n_tasks) {
     ath_threads_run(dev->pool, fn, arg, n_tasks);

@@ -19,9 +19,9 @@ typedef struct ath_rope_cache {
     int n_rot;
     float magnitude;
     int64_t n_rows;
-    int64_t *pos;      /* [max_rows] */
-    double *inv_freq;  /* [ATH_MAX_ROT / 2] */
-    float *cos_sin;    /* [max_rows][2][n_rot / 2] */
+    int64_t *pos;     /* [max_rows] */
+    double *inv_freq; /* [ATH_MAX_ROT / 2] */
+    float *cos_sin;   /* [max_rows][2][n_rot / 2] */
 } ath_rope_cache;
 
 typedef struct ath_mm_column { /* a row of x, and the row of out that it belongs to */
@@ -45,16 +45,16 @@ typedef struct ath_mm_segment {
  * [2]: float tiles, quantised tiles. */
 typedef struct ath_mm_scratch {
     int64_t max_experts;
-    int64_t max_columns;       /* of columns, and of each list of tiles */
+    int64_t max_columns; /* of columns, and of each list of tiles */
     ath_mm_column *columns;
     ath_mm_tile *tiles[2];
-    int64_t *first_column;     /* [max_experts + 1] */
-    int64_t *first_tile[2];    /* [max_experts + 1] */
-    ath_mm_segment *segments;  /* [ATH_MATMUL_WEIGHTS * max_experts] */
+    int64_t *first_column;    /* [max_experts + 1] */
+    int64_t *first_tile[2];   /* [max_experts + 1] */
+    ath_mm_segment *segments; /* [ATH_MATMUL_WEIGHTS * max_experts] */
     uint8_t *act[2];
     size_t act_bytes[2];
-    uint8_t *panels;           /* [threads]: a panel made on the fly, then a row of floats */
-    size_t panel_bytes;        /* of each */
+    uint8_t *panels;    /* [threads]: a panel made on the fly, then a row of floats */
+    size_t panel_bytes; /* of each */
 } ath_mm_scratch;
 
 struct ath_device {
@@ -74,13 +74,19 @@ struct ath_device {
     char kernel_names[ATH_TYPE_COUNT][2][ATH_KERNEL_NAME]; /* [type][repacked] */
 };
 
-/* Columns (rows of a batch, or pairs of a row and an expert) that scratch is made for; larger batches go in parts. */
+/* Panels of one expert. */
+static inline int64_t ath_weight_panels(const ath_weight *w) {
+    return (w->n_out + ATH_PANEL_ROWS - 1) / ATH_PANEL_ROWS;
+}
+/* Columns (rows of a batch, or pairs of a row and an expert) that scratch is made for; larger batches go in
+ * parts. */
 int64_t ath_mm_max_columns(const ath_device *dev, int64_t n_experts);
 /* Makes the scratch of matrix products large enough for w. weight.c */
 ath_status ath_mm_scratch_reserve(ath_device *dev, const ath_weight *w, ath_error *err);
 void ath_mm_scratch_free(ath_mm_scratch *s);
 
-/* fn on [begin, end) pieces of n items, so large that a piece's cost (units: about a nanosecond) pays for the hand-out. */
+/* fn on [begin, end) pieces of n items, so large that a piece's cost (units: about a nanosecond) pays for the
+ * hand-out. */
 typedef void (*ath_range_fn)(void *arg, int64_t begin, int64_t end);
 void ath_parallel_ranges(ath_device *dev, ath_range_fn fn, void *arg, int64_t n, int64_t item_cost);
 

@@ -1,7 +1,7 @@
 /* Matrix products: activations into tiles, then panels x tiles as tasks.
  *
- * A plain product is a mixture with one expert: columns are grouped by expert, and each expert's panels meet its own
- * tiles. How the work is cut depends on shapes and thread counts, the bits of a result never do. */
+ * A plain product is a mixture with one expert: columns are grouped by expert, and each expert's panels meet
+ * its own tiles. How the work is cut depends on shapes and thread counts, the bits of a result never do. */
 #include <string.h>
 
 #include "device/cpu/cpu_device.h"
@@ -22,9 +22,9 @@ static ath_panel_format run_format(const ath_weight *w) {
     return format == ATH_PANEL_NONE ? ATH_PANEL_F32 : format;
 }
 
-static bool is_quantised(const ath_weight *w) { return run_format(w) < ATH_PANEL_QUANTISED; }
-
-static int64_t panels_of(const ath_weight *w) { return (w->n_out + ATH_PANEL_ROWS - 1) / ATH_PANEL_ROWS; }
+static bool is_quantised(const ath_weight *w) {
+    return run_format(w) < ATH_PANEL_QUANTISED;
+}
 
 /* Cuts each expert's columns into tiles of one kind. */
 static void make_tiles(matmul_run *r, bool quantised) {
@@ -56,7 +56,8 @@ static void fill_task(void *arg, int64_t task, int thread) {
     fill(rows, tile->n, tile->width, r->w[0]->n_in, s->act[quantised] + tile->act_at);
 }
 
-/* Tasks of about a million products, at least four per thread where there are so many; tiles of a task stay in the L2 cache. */
+/* Tasks of about a million products, at least four per thread where there are so many; tiles of a task stay
+ * in the L2 cache. */
 static void add_segment(matmul_run *r, int weight, int64_t expert) {
     enum { WORK = 1 << 20, TILE_BYTES = 256 << 10 };
     ath_mm_scratch *s = &r->dev->mm;
@@ -64,24 +65,28 @@ static void add_segment(matmul_run *r, int weight, int64_t expert) {
     bool quantised = is_quantised(w);
     int64_t n_tiles = s->first_tile[quantised][expert + 1] - s->first_tile[quantised][expert];
     if (n_tiles == 0) return;
-    int64_t n_panels = panels_of(w), width = quantised ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT;
+    int64_t n_panels = ath_weight_panels(w), width = quantised ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT;
     int64_t tile_step = TILE_BYTES / (int64_t)ath_tile_bytes(quantised, (int)width, w->n_in);
     if (tile_step < 1) tile_step = 1;
     if (tile_step > n_tiles || !w->panels) tile_step = n_tiles;
-    int64_t share = (n_panels * r->n_w + 4 * ath_threads_count(r->dev->pool) - 1) / (4 * ath_threads_count(r->dev->pool));
+    int64_t share =
+        (n_panels * r->n_w + 4 * ath_threads_count(r->dev->pool) - 1) / (4 * ath_threads_count(r->dev->pool));
     int64_t panel_step = WORK / (w->n_in * ATH_PANEL_ROWS * tile_step * width);
     if (panel_step > share) panel_step = share;
     if (panel_step > n_panels) panel_step = n_panels;
     if (panel_step < 1) panel_step = 1;
     int64_t n_tile_steps = (n_tiles + tile_step - 1) / tile_step;
-    s->segments[r->n_segments++] = (ath_mm_segment){r->n_tasks, expert, panel_step, tile_step, n_tile_steps, weight};
+    s->segments[r->n_segments++] =
+        (ath_mm_segment){r->n_tasks, expert, panel_step, tile_step, n_tile_steps, weight};
     r->n_tasks += (n_panels + panel_step - 1) / panel_step * n_tile_steps;
 }
 
 /* The panel, made in the thread's scratch if the weight is not repacked. */
-static const uint8_t *get_panel(const matmul_run *r, const ath_weight *w, int64_t expert, int64_t index, int thread) {
+static const uint8_t *get_panel(const matmul_run *r, const ath_weight *w, int64_t expert, int64_t index,
+                                int thread) {
     ath_panel_format format = ath_panel_format_of(w->type);
-    if (w->panels) return w->panels + (size_t)(expert * panels_of(w) + index) * ath_panel_bytes(format, w->n_in);
+    if (w->panels)
+        return w->panels + (size_t)(expert * ath_weight_panels(w) + index) * ath_panel_bytes(format, w->n_in);
     int64_t row = index * ATH_PANEL_ROWS, left = w->n_out - row;
     int n_rows = left < ATH_PANEL_ROWS ? (int)left : ATH_PANEL_ROWS;
     const uint8_t *rows = w->data + (size_t)(expert * w->n_out + row) * w->row_bytes;
@@ -90,13 +95,14 @@ static const uint8_t *get_panel(const matmul_run *r, const ath_weight *w, int64_
         ath_panel_pack(format, rows, w->row_bytes, n_rows, w->n_in, panel);
     } else {
         float *floats = (float *)panel;
-        ath_panel_expand(w->type, rows, w->row_bytes, n_rows, w->n_in, floats, floats + w->n_in * ATH_PANEL_ROWS);
+        ath_panel_expand(w->type, rows, w->row_bytes, n_rows, w->n_in, floats,
+                         floats + w->n_in * ATH_PANEL_ROWS);
     }
     return panel;
 }
 
-static void run_panel(const matmul_run *r, const ath_mm_segment *seg, int64_t index, const uint8_t *panel, int64_t tile0,
-                      int64_t tile1) {
+static void run_panel(const matmul_run *r, const ath_mm_segment *seg, int64_t index, const uint8_t *panel,
+                      int64_t tile0, int64_t tile1) {
     const ath_mm_scratch *s = &r->dev->mm;
     const ath_weight *w = r->w[seg->weight];
     ath_panel_format format = run_format(w);
@@ -105,7 +111,8 @@ static void run_panel(const matmul_run *r, const ath_mm_segment *seg, int64_t in
     for (int64_t i = tile0; i < tile1; i++) {
         const ath_mm_tile *tile = &s->tiles[quantised][i];
         float *out[ATH_TILE_MAX];
-        for (int c = 0; c < tile->n; c++) out[c] = r->out[seg->weight] + s->columns[tile->column + c].row * w->n_out + row;
+        for (int c = 0; c < tile->n; c++)
+            out[c] = r->out[seg->weight] + s->columns[tile->column + c].row * w->n_out + row;
         ath_matmul_tile job = {.format = format,
                                .panel = panel,
                                .act = s->act[quantised] + tile->act_at,
@@ -124,22 +131,27 @@ static void product_task(void *arg, int64_t task, int thread) {
     int64_t lo = 0, hi = r->n_segments; /* the last segment with task0 <= task */
     while (hi - lo > 1) {
         int64_t middle = (lo + hi) / 2;
-        if (s->segments[middle].task0 <= task) lo = middle;
-        else hi = middle;
+        if (s->segments[middle].task0 <= task)
+            lo = middle;
+        else
+            hi = middle;
     }
     const ath_mm_segment *seg = &s->segments[lo];
     const ath_weight *w = r->w[seg->weight];
     const int64_t *first_tile = s->first_tile[is_quantised(w)] + seg->expert;
     int64_t piece = task - seg->task0;
-    int64_t tile0 = first_tile[0] + piece % seg->n_tile_steps * seg->tile_step, tile1 = tile0 + seg->tile_step;
+    int64_t tile0 = first_tile[0] + piece % seg->n_tile_steps * seg->tile_step,
+            tile1 = tile0 + seg->tile_step;
     if (tile1 > first_tile[1]) tile1 = first_tile[1];
     int64_t panel0 = piece / seg->n_tile_steps * seg->panel_step, panel1 = panel0 + seg->panel_step;
-    if (panel1 > panels_of(w)) panel1 = panels_of(w);
-    for (int64_t p = panel0; p < panel1; p++) run_panel(r, seg, p, get_panel(r, w, seg->expert, p, thread), tile0, tile1);
+    if (panel1 > ath_weight_panels(w)) panel1 = ath_weight_panels(w);
+    for (int64_t p = panel0; p < panel1; p++)
+        run_panel(r, seg, p, get_panel(r, w, seg->expert, p, thread), tile0, tile1);
 }
 
 /* Columns are in place, grouped by first_column. */
-static void run_columns(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w, int64_t n_experts) {
+static void run_columns(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w,
+                        int64_t n_experts) {
     matmul_run r = {.dev = dev, .w = w, .out = out, .n_w = n_w, .n_experts = n_experts};
     bool wanted[2] = {false, false};
     for (int i = 0; i < n_w; i++) wanted[is_quantised(w[i])] = true;
@@ -153,16 +165,18 @@ static void run_columns(ath_device *dev, const ath_weight *const *w, float *cons
     ath_threads_run(dev->pool, product_task, &r, r.n_tasks);
 }
 
-static void matmul_part(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w, const float *x, int64_t row0,
-                        int64_t n_rows) {
+static void matmul_part(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w,
+                        const float *x, int64_t row0, int64_t n_rows) {
     ath_mm_scratch *s = &dev->mm;
-    for (int64_t i = 0; i < n_rows; i++) s->columns[i] = (ath_mm_column){x + (row0 + i) * w[0]->n_in, row0 + i};
+    for (int64_t i = 0; i < n_rows; i++)
+        s->columns[i] = (ath_mm_column){x + (row0 + i) * w[0]->n_in, row0 + i};
     s->first_column[0] = 0;
     s->first_column[1] = n_rows;
     run_columns(dev, w, out, n_w, 1);
 }
 
-void ath_op_matmul(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w, const float *x, int64_t rows) {
+void ath_op_matmul(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w, const float *x,
+                   int64_t rows) {
     for (int i = 0; i < n_w; i += ATH_MATMUL_WEIGHTS) {
         int n = n_w - i < ATH_MATMUL_WEIGHTS ? n_w - i : ATH_MATMUL_WEIGHTS;
         for (int64_t row = 0; row < rows; row += dev->max_rows) {
@@ -173,8 +187,8 @@ void ath_op_matmul(ath_device *dev, const ath_weight *const *w, float *const *ou
 }
 
 /* Counting sort of the pairs of n_rows rows by expert, in row order within an expert. */
-static void group_pairs(ath_mm_scratch *s, const float *x, int x_slots, int64_t n_in, const int32_t *expert, int n_used,
-                        int64_t row0, int64_t n_rows, int64_t n_experts) {
+static void group_pairs(ath_mm_scratch *s, const float *x, int x_slots, int64_t n_in, const int32_t *expert,
+                        int n_used, int64_t row0, int64_t n_rows, int64_t n_experts) {
     int64_t *first = s->first_column, pair0 = row0 * n_used, pair1 = (row0 + n_rows) * n_used;
     memset(first, 0, (size_t)(n_experts + 1) * sizeof *first);
     for (int64_t p = pair0; p < pair1; p++) first[expert[p] + 1]++;
@@ -187,14 +201,15 @@ static void group_pairs(ath_mm_scratch *s, const float *x, int x_slots, int64_t 
     first[0] = 0;
 }
 
-void ath_op_matmul_experts(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w, const float *x,
-                           int x_slots, const int32_t *expert, int n_used, int64_t rows) {
+void ath_op_matmul_experts(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w,
+                           const float *x, int x_slots, const int32_t *expert, int n_used, int64_t rows) {
     int64_t n_experts = w[0]->n_experts, step = ath_mm_max_columns(dev, n_experts) / n_used;
     for (int i = 0; i < n_w; i += ATH_MATMUL_WEIGHTS) {
         int n = n_w - i < ATH_MATMUL_WEIGHTS ? n_w - i : ATH_MATMUL_WEIGHTS;
         for (int64_t row = 0; row < rows; row += step) {
             int64_t left = rows - row;
-            group_pairs(&dev->mm, x, x_slots, w[0]->n_in, expert, n_used, row, left < step ? left : step, n_experts);
+            group_pairs(&dev->mm, x, x_slots, w[0]->n_in, expert, n_used, row, left < step ? left : step,
+                        n_experts);
             run_columns(dev, w + i, out + i, n, n_experts);
         }
     }

@@ -1,5 +1,5 @@
-/* Rotary embedding. Angles are taken in double; their cos and sin are computed once per batch and kept, since every layer
- * asks for the same positions (two tables: models have up to two kinds of layers). */
+/* Rotary embedding. Angles are taken in double; their cos and sin are computed once per batch and kept, since
+ * every layer asks for the same positions (two tables: models have up to two kinds of layers). */
 #include <math.h>
 #include <string.h>
 
@@ -71,10 +71,12 @@ static void rotate_range(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-void ath_op_rope(ath_device *dev, const ath_rope *rope, float *x, const int64_t *pos, int n_heads, int head_dim, int64_t rows) {
+void ath_op_rope(ath_device *dev, const ath_rope *rope, float *x, const int64_t *pos, int n_heads,
+                 int head_dim, int64_t rows) {
     for (int64_t row = 0; row < rows; row += dev->max_rows) {
         int64_t n = rows - row < dev->max_rows ? rows - row : dev->max_rows;
-        rope_run r = {rope, find_angles(dev, rope, pos + row, n), x + row * n_heads * head_dim, n_heads, head_dim};
+        rope_run r = {rope, find_angles(dev, rope, pos + row, n), x + row * n_heads * head_dim, n_heads,
+                      head_dim};
         ath_parallel_ranges(dev, rotate_range, &r, n, n_heads * (int64_t)rope->n_rot / 2);
     }
 }

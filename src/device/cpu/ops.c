@@ -1,5 +1,5 @@
-/* The small ops: embedding, norms, sums, activations, routing. Each row is computed by itself in a fixed order; plain C
- * that the compiler vectorises is enough for all but those with an exp. */
+/* The small ops: embedding, norms, sums, activations, routing. Each row is computed by itself in a fixed
+ * order; plain C that the compiler vectorises is enough for all but those with an exp. */
 #include <math.h>
 #include <string.h>
 
@@ -17,13 +17,15 @@ static void embed_range(void *arg, int64_t begin, int64_t end) {
     const ath_weight *w = r->w;
     for (int64_t i = begin; i < end; i++) {
         float *out = r->out + i * w->n_in;
-        ath_tensor_type_get((int)w->type)->dequantize(w->data + (size_t)r->ids[i] * w->row_bytes, out, w->n_in);
+        ath_tensor_type_get((int)w->type)
+            ->dequantize(w->data + (size_t)r->ids[i] * w->row_bytes, out, w->n_in);
         if (r->scale == 1.0f) continue;
         for (int64_t k = 0; k < w->n_in; k++) out[k] *= r->scale;
     }
 }
 
-void ath_op_embed(ath_device *dev, const ath_weight *w, const int32_t *ids, float scale, float *out, int64_t rows) {
+void ath_op_embed(ath_device *dev, const ath_weight *w, const int32_t *ids, float scale, float *out,
+                  int64_t rows) {
     embed_run r = {w, ids, scale, out};
     ath_parallel_ranges(dev, embed_range, &r, rows, 2 * w->n_in);
 }
@@ -76,8 +78,8 @@ static void norm_range(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-void ath_op_rms_norm(ath_device *dev, const float *x, const float *weight, float eps, float *y, int64_t n, int64_t groups,
-                     int64_t rows) {
+void ath_op_rms_norm(ath_device *dev, const float *x, const float *weight, float eps, float *y, int64_t n,
+                     int64_t groups, int64_t rows) {
     norm_run r = {x, weight, eps, y, n};
     ath_parallel_ranges(dev, norm_range, &r, rows * groups, n / 4);
 }
@@ -101,8 +103,8 @@ static void layer_norm_range(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-void ath_op_layer_norm(ath_device *dev, const float *x, const float *weight, const float *bias, float eps, float *y, int64_t n,
-                       int64_t rows) {
+void ath_op_layer_norm(ath_device *dev, const float *x, const float *weight, const float *bias, float eps,
+                       float *y, int64_t n, int64_t rows) {
     layer_norm_run r = {x, weight, bias, eps, y, n};
     ath_parallel_ranges(dev, layer_norm_range, &r, rows, n / 2);
 }
@@ -140,7 +142,8 @@ static void expert_bias_range(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-void ath_op_add_expert_bias(ath_device *dev, float *x, const float *bias, const int32_t *expert, int64_t n, int64_t pairs) {
+void ath_op_add_expert_bias(ath_device *dev, float *x, const float *bias, const int32_t *expert, int64_t n,
+                            int64_t pairs) {
     expert_bias_run r = {x, bias, expert, n};
     ath_parallel_ranges(dev, expert_bias_range, &r, pairs, n / 4);
 }
@@ -196,7 +199,9 @@ static void gate_range(void *arg, int64_t begin, int64_t end) {
 
 void ath_op_gate(ath_device *dev, ath_act act, float *gate, const float *up, int64_t n) {
     const ath_elementwise_kernels *k = &dev->elementwise;
-    ath_gate_fn fn = act == ATH_ACT_SILU ? k->gate_silu : act == ATH_ACT_GELU_TANH ? k->gate_gelu : k->gate_swiglu_oai;
+    ath_gate_fn fn = act == ATH_ACT_SILU        ? k->gate_silu
+                     : act == ATH_ACT_GELU_TANH ? k->gate_gelu
+                                                : k->gate_swiglu_oai;
     gate_run r = {fn, gate, up, n};
     ath_parallel_ranges(dev, gate_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK);
 }
@@ -206,7 +211,8 @@ static void gelu_range(void *arg, int64_t begin, int64_t end) {
     int64_t first = begin * CHUNK, last = end * CHUNK < r->n ? end * CHUNK : r->n;
     float ones[CHUNK];
     for (int i = 0; i < CHUNK; i++) ones[i] = 1.0f;
-    for (int64_t i = first; i < last; i += CHUNK) r->fn(r->gate + i, ones, last - i < CHUNK ? last - i : CHUNK);
+    for (int64_t i = first; i < last; i += CHUNK)
+        r->fn(r->gate + i, ones, last - i < CHUNK ? last - i : CHUNK);
 }
 
 void ath_op_gelu(ath_device *dev, float *x, int64_t n) {
@@ -248,11 +254,12 @@ static void route_row(const route_run *r, const float *logits, int32_t *expert, 
 static void route_range(void *arg, int64_t begin, int64_t end) {
     const route_run *r = arg;
     for (int64_t row = begin; row < end; row++)
-        route_row(r, r->logits + row * r->n_experts, r->expert + row * r->n_used, r->weight + row * r->n_used);
+        route_row(r, r->logits + row * r->n_experts, r->expert + row * r->n_used,
+                  r->weight + row * r->n_used);
 }
 
-void ath_op_route(ath_device *dev, const float *logits, int n_experts, int n_used, bool renormalise, float scale,
-                  int32_t *expert, float *weight, int64_t rows) {
+void ath_op_route(ath_device *dev, const float *logits, int n_experts, int n_used, bool renormalise,
+                  float scale, int32_t *expert, float *weight, int64_t rows) {
     route_run r = {logits, n_experts, n_used, renormalise, scale, expert, weight};
     ath_parallel_ranges(dev, route_range, &r, rows, 8 * n_experts);
 }
@@ -277,7 +284,8 @@ static void mix_range(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-void ath_op_mix_experts(ath_device *dev, const float *x, const float *weight, int n_used, float *y, int64_t n, int64_t rows) {
+void ath_op_mix_experts(ath_device *dev, const float *x, const float *weight, int n_used, float *y, int64_t n,
+                        int64_t rows) {
     mix_run r = {x, weight, n_used, y, n};
     ath_parallel_ranges(dev, mix_range, &r, rows, n / 4 * n_used);
 }

@@ -4,8 +4,6 @@
 
 #include "device/cpu/cpu_device.h"
 
-static int64_t panels_of(const ath_weight *w) { return (w->n_out + ATH_PANEL_ROWS - 1) / ATH_PANEL_ROWS; }
-
 typedef struct repack_run {
     const ath_weight *w;
     ath_panel_format format;
@@ -15,7 +13,7 @@ static void repack_task(void *arg, int64_t task, int thread) {
     (void)thread;
     const repack_run *r = arg;
     const ath_weight *w = r->w;
-    int64_t n_panels = panels_of(w), expert = task / n_panels, row = task % n_panels * ATH_PANEL_ROWS;
+    int64_t n_panels = ath_weight_panels(w), expert = task / n_panels, row = task % n_panels * ATH_PANEL_ROWS;
     int64_t left = w->n_out - row;
     ath_panel_pack(r->format, w->data + (size_t)(expert * w->n_out + row) * w->row_bytes, w->row_bytes,
                    left < ATH_PANEL_ROWS ? (int)left : ATH_PANEL_ROWS, w->n_in,
@@ -23,10 +21,10 @@ static void repack_task(void *arg, int64_t task, int thread) {
 }
 
 static ath_status repack_weight(ath_device *dev, ath_weight *w, ath_panel_format format, ath_error *err) {
-    int64_t n_panels = panels_of(w) * w->n_experts;
+    int64_t n_panels = ath_weight_panels(w) * w->n_experts;
     if (__builtin_mul_overflow((size_t)n_panels, ath_panel_bytes(format, w->n_in), &w->panel_bytes))
-        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "a weight of %lld x %lld values is too large", (long long)w->n_in,
-                        (long long)w->n_out);
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "a weight of %lld x %lld values is too large",
+                        (long long)w->n_in, (long long)w->n_out);
     w->panels = aligned_alloc(64, w->panel_bytes);
     if (!w->panels)
         return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for a weight of %zu MiB", w->panel_bytes >> 20);
@@ -35,20 +33,23 @@ static ath_status repack_weight(ath_device *dev, ath_weight *w, ath_panel_format
     return ATH_OK;
 }
 
-ath_status ath_device_weight_init(ath_device *dev, ath_weight *w, ath_tensor_type type, const void *data, int64_t n_in,
-                                  int64_t n_out, int64_t n_experts, bool repack, ath_error *err) {
+ath_status ath_device_weight_init(ath_device *dev, ath_weight *w, ath_tensor_type type, const void *data,
+                                  int64_t n_in, int64_t n_out, int64_t n_experts, bool repack,
+                                  ath_error *err) {
     *w = (ath_weight){.type = type, .n_in = n_in, .n_out = n_out, .n_experts = n_experts, .data = data};
     const ath_tensor_type_info *info = ath_tensor_type_get((int)type);
     if (!info->name || !info->dequantize)
         return ATH_FAIL(err, ATH_ERR_UNSUPPORTED, "type %s (%d) is none that weights can have",
                         info->name ? info->name : "unknown", (int)type);
-    if (n_in < 1 || n_out < 1 || n_experts < 1 || n_in > INT32_MAX || n_out > INT32_MAX || n_experts > 1 << 16)
-        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "no weight can have %lld inputs, %lld outputs and %lld experts",
-                        (long long)n_in, (long long)n_out, (long long)n_experts);
+    if (n_in < 1 || n_out < 1 || n_experts < 1 || n_in > INT32_MAX || n_out > INT32_MAX ||
+        n_experts > 1 << 16)
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT,
+                        "no weight can have %lld inputs, %lld outputs and %lld experts", (long long)n_in,
+                        (long long)n_out, (long long)n_experts);
     w->row_bytes = ath_tensor_type_row_bytes((int)type, n_in);
     if (!w->row_bytes)
-        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "%lld inputs are not a multiple of %s's block of %d", (long long)n_in,
-                        info->name, (int)info->block_size);
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "%lld inputs are not a multiple of %s's block of %d",
+                        (long long)n_in, info->name, (int)info->block_size);
     ath_panel_format format = ath_panel_format_of(type);
     ath_status status = ATH_OK;
     if (repack && format != ATH_PANEL_NONE) status = repack_weight(dev, w, format, err);
@@ -76,14 +77,16 @@ static ath_status grow(void **buffer, size_t bytes, ath_error *err) {
 static ath_status reserve_lists(ath_mm_scratch *s, int64_t n_experts, int64_t n_columns, ath_error *err) {
     if (n_columns > s->max_columns) {
         ATH_TRY(grow((void **)&s->columns, (size_t)n_columns * sizeof *s->columns, err));
-        for (int k = 0; k < 2; k++) ATH_TRY(grow((void **)&s->tiles[k], (size_t)n_columns * sizeof *s->tiles[k], err));
+        for (int k = 0; k < 2; k++)
+            ATH_TRY(grow((void **)&s->tiles[k], (size_t)n_columns * sizeof *s->tiles[k], err));
         s->max_columns = n_columns;
     }
     if (n_experts > s->max_experts) {
         size_t firsts = (size_t)(n_experts + 1) * sizeof(int64_t);
         ATH_TRY(grow((void **)&s->first_column, firsts, err));
         for (int k = 0; k < 2; k++) ATH_TRY(grow((void **)&s->first_tile[k], firsts, err));
-        ATH_TRY(grow((void **)&s->segments, (size_t)n_experts * ATH_MATMUL_WEIGHTS * sizeof *s->segments, err));
+        ATH_TRY(
+            grow((void **)&s->segments, (size_t)n_experts * ATH_MATMUL_WEIGHTS * sizeof *s->segments, err));
         s->max_experts = n_experts;
     }
     return ATH_OK;
@@ -99,7 +102,8 @@ ath_status ath_mm_scratch_reserve(ath_device *dev, const ath_weight *w, ath_erro
     ath_panel_format format = ath_panel_format_of(w->type);
     bool quantised = format != ATH_PANEL_NONE && format < ATH_PANEL_QUANTISED;
     int64_t n_columns = ath_mm_max_columns(dev, w->n_experts);
-    int64_t n_padded = w->n_experts > 1 ? 2 * n_columns : n_columns + ATH_TILE_MAX; /* n columns: a tile below 2n wide */
+    int64_t n_padded =
+        w->n_experts > 1 ? 2 * n_columns : n_columns + ATH_TILE_MAX; /* n columns: a tile below 2n wide */
     ATH_TRY(reserve_lists(s, w->n_experts, n_columns, err));
     size_t bytes = (size_t)n_padded * ath_tile_bytes(quantised, 1, w->n_in);
     if (bytes > s->act_bytes[quantised]) {
@@ -107,7 +111,8 @@ ath_status ath_mm_scratch_reserve(ath_device *dev, const ath_weight *w, ath_erro
         s->act_bytes[quantised] = bytes;
     }
     if (w->panels) return ATH_OK;
-    bytes = format == ATH_PANEL_NONE ? (size_t)w->n_in * (ATH_PANEL_ROWS + 1) * sizeof(float) : ath_panel_bytes(format, w->n_in);
+    bytes = format == ATH_PANEL_NONE ? (size_t)w->n_in * (ATH_PANEL_ROWS + 1) * sizeof(float)
+                                     : ath_panel_bytes(format, w->n_in);
     bytes = (bytes + 63) / 64 * 64;
     if (bytes > s->panel_bytes) {
         ATH_TRY(grow((void **)&s->panels, bytes * (size_t)dev->max_threads, err));

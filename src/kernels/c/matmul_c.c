@@ -1,4 +1,5 @@
-/* Matrix products in plain C: the specification that the SIMD versions must equal bit for bit (see matmul.h). */
+/* Matrix products in plain C: the specification that the SIMD versions must equal bit for bit (see matmul.h).
+ */
 #include <math.h>
 #include <string.h>
 
@@ -49,11 +50,13 @@ static void read_scales(const ath_panel_info *f, const uint8_t *head, const uint
     }
 }
 
-static void read_block(const ath_panel_info *f, const uint8_t *panel, int64_t n_in, int64_t i, panel_block *b) {
+static void read_block(const ath_panel_info *f, const uint8_t *panel, int64_t n_in, int64_t i,
+                       panel_block *b) {
     int code_bytes = ath_panel_code_bytes(f->bits), sub_bytes = ath_panel_sub_bytes(f->min, f->sub);
     int head_bytes = ath_panel_head_bytes(f->type, f->min);
     const uint8_t *codes = panel + i * code_bytes;
-    const uint8_t *head = panel + n_in / 32 * code_bytes + i / f->blocks * (head_bytes + f->blocks * sub_bytes);
+    const uint8_t *head =
+        panel + n_in / 32 * code_bytes + i / f->blocks * (head_bytes + f->blocks * sub_bytes);
     for (int r = 0; r < ATH_PANEL_ROWS; r++) {
         for (int j = 0; j < 32; j++) {
             int code = read_code(f->bits, codes, j / 4, 4 * r + j % 4);
@@ -63,14 +66,16 @@ static void read_block(const ath_panel_info *f, const uint8_t *panel, int64_t n_
     read_scales(f, head, head + head_bytes + i % f->blocks * sub_bytes, b);
 }
 
-static float add_block(const ath_panel_info *f, const panel_block *b, int r, const uint8_t *act, int width, int c, float acc) {
+static float add_block(const ath_panel_info *f, const panel_block *b, int r, const uint8_t *act, int width,
+                       int c, float acc) {
     float dx, sx;
     int16_t sum[2];
     memcpy(&dx, act + 32 * width + 4 * c, 4);
     memcpy(&sx, act + 36 * width + 4 * c, 4);
     memcpy(sum, act + 40 * width + 4 * c, 4);
     int dot[2] = {0, 0};
-    for (int j = 0; j < 32; j++) dot[j / 16] += b->value[r][j] * (int8_t)act[j / 4 * 4 * width + 4 * c + j % 4];
+    for (int j = 0; j < 32; j++)
+        dot[j / 16] += b->value[r][j] * (int8_t)act[j / 4 * 4 * width + 4 * c + j % 4];
     int idot = f->sub == 2 ? b->sc[0][r] * dot[0] + b->sc[1][r] * dot[1] : dot[0] + dot[1];
     acc = fmaf((float)idot, b->dw[r] * dx, acc);
     if (!f->min) return acc;
@@ -109,7 +114,8 @@ static void tile_float(const ath_matmul_tile *t) {
     for (int64_t k = 0; k < t->n_in; k++) {
         for (int r = 0; r < t->n_rows; r++) {
             float w = float_at(t->format, t->panel, k * ATH_PANEL_ROWS + r);
-            for (int c = 0; c < t->n_cols; c++) acc[c][r][k % 4] = fmaf(w, act[k * t->width + c], acc[c][r][k % 4]);
+            for (int c = 0; c < t->n_cols; c++)
+                acc[c][r][k % 4] = fmaf(w, act[k * t->width + c], acc[c][r][k % 4]);
         }
     }
     for (int c = 0; c < t->n_cols; c++) {
@@ -127,8 +133,10 @@ static void quantise_block(const float *x, int width, int c, uint8_t *tile) {
         if (bits > top) top = bits;
     }
     float amax = ath_f32_from_bits(top), dx = amax / 127.0f, scale = 127.0f / amax;
-    if (top >= 0x7f800000) scale = 0;
-    else if (amax < 0x1p-100f) dx = scale = 0;
+    if (top >= 0x7f800000)
+        scale = 0;
+    else if (amax < 0x1p-100f)
+        dx = scale = 0;
     int16_t sum[2] = {0, 0};
     for (int j = 0; j < 32; j++) {
         int q = scale == 0 ? 0 : (int)rintf(x[j] * scale);
@@ -144,7 +152,8 @@ static void quantise_block(const float *x, int width, int c, uint8_t *tile) {
 static void quantise(const float *const *rows, int n_cols, int width, int64_t n_in, void *tile) {
     if (n_cols < width) memset(tile, 0, ath_tile_bytes(true, width, n_in));
     for (int c = 0; c < n_cols; c++) {
-        for (int64_t i = 0; i < n_in / 32; i++) quantise_block(rows[c] + 32 * i, width, c, (uint8_t *)tile + i * 44 * width);
+        for (int64_t i = 0; i < n_in / 32; i++)
+            quantise_block(rows[c] + 32 * i, width, c, (uint8_t *)tile + i * 44 * width);
     }
 }
 
@@ -160,7 +169,8 @@ void ath_matmul_kernels_c(ath_matmul_kernels *k) {
     memset(k, 0, sizeof *k);
     for (int format = 0; format < ATH_PANEL_COUNT; format++) {
         bool quantised = format < ATH_PANEL_QUANTISED;
-        for (int w = 0; w < (quantised ? 4 : 3); w++) k->tile[format][w] = quantised ? tile_quantised : tile_float;
+        for (int w = 0; w < (quantised ? 4 : 3); w++)
+            k->tile[format][w] = quantised ? tile_quantised : tile_float;
     }
     k->quantise = quantise;
     k->interleave = interleave;

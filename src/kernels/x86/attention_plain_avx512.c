@@ -20,12 +20,12 @@ ATH_INLINE __m512 load_bf16(const void *data, int64_t i) {
 /* n_a rows of a times n_b vectors of 16 lanes; both constants where it is called. */
 ATH_INLINE void product_tile(load_fn load, const int n_a, const int n_b, const ath_attn_product *p, const float *a,
                              int64_t lane, float *out, bool add) {
-    __m512 sum[6][4];
+    __m512 sum[6][8];
     for (int i = 0; i < n_a; i++)
         for (int j = 0; j < n_b; j++)
             sum[i][j] = add ? _mm512_loadu_ps(out + i * p->out_stride + 16 * j) : _mm512_setzero_ps();
     for (int step = p->step0; step < p->step1; step++) {
-        __m512 b[4];
+        __m512 b[8];
         for (int j = 0; j < n_b; j++) b[j] = load(p->b, step * p->b_stride + lane + 16 * j);
         for (int i = 0; i < n_a; i++) {
             __m512 x = _mm512_set1_ps(a[i * p->a_stride + step]);
@@ -53,6 +53,11 @@ ATH_INLINE void product_lanes(load_fn load, const int n_b, const ath_attn_produc
 
 ATH_INLINE void product(load_fn load, const ath_attn_product *p, bool add) {
     int64_t lane = p->lane0;
+    if (p->n <= 2) /* few rows, as in decode: memory is the limit, so whole rows of b at a time */
+        for (; lane + 128 <= p->lane1; lane += 128) {
+            if (p->n == 1) product_tile(load, 1, 8, p, p->a, lane, p->out + lane, add);
+            else product_tile(load, 2, 8, p, p->a, lane, p->out + lane, add);
+        }
     for (; lane + 64 <= p->lane1; lane += 64) product_lanes(load, 4, p, lane, add);
     for (; lane < p->lane1; lane += 16) product_lanes(load, 1, p, lane, add);
 }

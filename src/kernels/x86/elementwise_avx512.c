@@ -27,13 +27,16 @@ static __m512 swiglu_up(__m512 x) {
     return _mm512_add_ps(_mm512_max_ps(_mm512_set1_ps(-ATH_SWIGLU_LIMIT), u), _mm512_set1_ps(1.0f));
 }
 
-static __m512 as_is(__m512 x) { return x; }
+static __m512 as_is(__m512 x) {
+    return x;
+}
 
-static inline __attribute__((always_inline)) void gate_with(__m512 (*act)(__m512), __m512 (*other)(__m512), float *gate, const float *up,
-                                                            int64_t n) {
+static inline __attribute__((always_inline)) void gate_with(__m512 (*act)(__m512), __m512 (*other)(__m512),
+                                                            float *gate, const float *up, int64_t n) {
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        _mm512_storeu_ps(gate + i, _mm512_mul_ps(act(_mm512_loadu_ps(gate + i)), other(_mm512_loadu_ps(up + i))));
+        _mm512_storeu_ps(gate + i,
+                         _mm512_mul_ps(act(_mm512_loadu_ps(gate + i)), other(_mm512_loadu_ps(up + i))));
     }
     if (i == n) return;
     float g[16] = {0}, u[16] = {0};
@@ -43,11 +46,17 @@ static inline __attribute__((always_inline)) void gate_with(__m512 (*act)(__m512
     memcpy(gate + i, g, (size_t)(n - i) * sizeof(float));
 }
 
-static void gate_silu(float *gate, const float *up, int64_t n) { gate_with(silu, as_is, gate, up, n); }
+static void gate_silu(float *gate, const float *up, int64_t n) {
+    gate_with(silu, as_is, gate, up, n);
+}
 
-static void gate_gelu(float *gate, const float *up, int64_t n) { gate_with(gelu, as_is, gate, up, n); }
+static void gate_gelu(float *gate, const float *up, int64_t n) {
+    gate_with(gelu, as_is, gate, up, n);
+}
 
-static void gate_swiglu_oai(float *gate, const float *up, int64_t n) { gate_with(swiglu_gate, swiglu_up, gate, up, n); }
+static void gate_swiglu_oai(float *gate, const float *up, int64_t n) {
+    gate_with(swiglu_gate, swiglu_up, gate, up, n);
+}
 
 void ath_elementwise_kernels_avx512(ath_elementwise_kernels *k) {
     k->gate_silu = gate_silu;

@@ -8,28 +8,28 @@
 
 enum { TOKENS = ATH_PAGE_TOKENS };
 
-/* x[head_dim][128]: the transform of one part for 16 tokens, after a multiplication by signs (NULL: none), without the scale.
- * First the butterflies inside blocks of 16 channels, then those between blocks. */
-ATH_INLINE void hadamard_column(float *x, int dim, const float *signs) {
+/* One part of 16 tokens, [channels][16]. Compact, because rows 512 bytes apart would share few cache sets. */
+typedef struct column {
+    _Alignas(64) float x[128 * 16];
+} column;
+
+/* The transform without signs and scale: first the butterflies inside blocks of 16 channels, then those between blocks. */
+static void hadamard_column(float *x, int dim) {
     __m512 v[16];
     for (int c = 0; c < dim; c += 16) {
-        for (int i = 0; i < 16; i++) v[i] = _mm512_loadu_ps(x + (c + i) * TOKENS);
-        for (int i = 0; signs && i < 16; i++) v[i] = _mm512_mul_ps(v[i], _mm512_set1_ps(signs[c + i]));
-        for (int half = 1; half < 16; half *= 2)
-            for (int i = 0; i < 16; i++) {
-                if (i & half) continue;
-                __m512 a = v[i], b = v[i + half];
-                v[i] = _mm512_add_ps(a, b);
-                v[i + half] = _mm512_sub_ps(a, b);
-            }
-        for (int i = 0; i < 16; i++) _mm512_storeu_ps(x + (c + i) * TOKENS, v[i]);
+        for (int i = 0; i < 16; i++) v[i] = _mm512_load_ps(x + (c + i) * 16);
+        ath_butterflies_avx512(v, 16, 1);
+        ath_butterflies_avx512(v, 16, 2);
+        ath_butterflies_avx512(v, 16, 4);
+        ath_butterflies_avx512(v, 16, 8);
+        for (int i = 0; i < 16; i++) _mm512_store_ps(x + (c + i) * 16, v[i]);
     }
     for (int half = 16; half < dim; half *= 2)
         for (int c = 0; c < dim; c++) {
             if (c & half) continue;
-            __m512 a = _mm512_loadu_ps(x + c * TOKENS), b = _mm512_loadu_ps(x + (c + half) * TOKENS);
-            _mm512_storeu_ps(x + c * TOKENS, _mm512_add_ps(a, b));
-            _mm512_storeu_ps(x + (c + half) * TOKENS, _mm512_sub_ps(a, b));
+            __m512 a = _mm512_load_ps(x + c * 16), b = _mm512_load_ps(x + (c + half) * 16);
+            _mm512_store_ps(x + c * 16, _mm512_add_ps(a, b));
+            _mm512_store_ps(x + (c + half) * 16, _mm512_sub_ps(a, b));
         }
 }
 
@@ -46,21 +46,22 @@ static void expand_key_column(const ath_kv_layout *layout, int part, int group, 
     int start = layout->part_start[part], dim = layout->part_dim[part];
     const uint8_t *units = page + ((int64_t)group * layout->head_dim + start) / 4 * unpack->bytes;
     __m512 norm = ath_load_bf16_avx512(page + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group));
-    float *x = tile + (int64_t)start * TOKENS + 16 * group;
+    column col;
     for (int c = 0; c < dim; c += 4, units += unpack->bytes) {
         __m512i values = ath_unpack_avx512_unit(unpack, units);
         for (int i = 0; i < 4; i++)
-            _mm512_storeu_ps(x + (c + i) * TOKENS, _mm512_mul_ps(norm, byte_of_lanes(values, i)));
+            _mm512_store_ps(col.x + (c + i) * 16, _mm512_mul_ps(norm, byte_of_lanes(values, i)));
     }
-    hadamard_column(x, dim, NULL);
+    hadamard_column(col.x, dim);
+    float *out = tile + (int64_t)start * TOKENS + 16 * group;
     const uint16_t *mean = (const uint16_t *)(const void *)(page + layout->mean_at) + start;
     const float *signs = ath_rotation_signs() + start;
     float scale = ath_rotation_scale(dim);
     for (int c = 0; c < dim; c++) {
-        __m512 y = _mm512_mul_ps(_mm512_loadu_ps(x + c * TOKENS), _mm512_set1_ps(scale));
+        __m512 y = _mm512_mul_ps(_mm512_load_ps(col.x + c * 16), _mm512_set1_ps(scale));
         float eq = ath_eq_scale(page[layout->eq_at + (size_t)(start + c)]) * signs[c];
         y = _mm512_add_ps(_mm512_mul_ps(y, _mm512_set1_ps(eq)), _mm512_set1_ps(ath_f16_to_f32(mean[c])));
-        _mm512_storeu_ps(x + c * TOKENS, y);
+        _mm512_storeu_ps(out + c * TOKENS, y);
     }
 }
 
@@ -240,22 +241,27 @@ static void pack_column(const ath_kv_layout *layout, int part, int group, const 
         }
 }
 
-/* Norms and codes of 16 tokens of a part, x rotated but not scaled yet. Below 1e-30 a part is zero. */
-static void encode_column(const ath_kv_layout *layout, int part, int group, float *x, const coder *coder,
+/* Norms and codes of 16 tokens of a part, which starts at x[channel][128]. Below 1e-30 a part is zero. */
+static void encode_column(const ath_kv_layout *layout, int part, int group, const float *x, const coder *coder,
                           const packer *packer, uint8_t *out) {
     int dim = layout->part_dim[part];
+    const float *signs = ath_rotation_signs() + layout->part_start[part];
     uint8_t codes[128 * 16];
+    column col;
+    for (int c = 0; c < dim; c++)
+        _mm512_store_ps(col.x + c * 16, _mm512_mul_ps(_mm512_loadu_ps(x + c * TOKENS), _mm512_set1_ps(signs[c])));
+    hadamard_column(col.x, dim);
     __m512 scale = _mm512_set1_ps(ath_rotation_scale(dim)), square = _mm512_setzero_ps();
     for (int c = 0; c < dim; c++) {
-        __m512 y = _mm512_mul_ps(_mm512_loadu_ps(x + c * TOKENS), scale);
+        __m512 y = _mm512_mul_ps(_mm512_load_ps(col.x + c * 16), scale);
         square = _mm512_add_ps(square, _mm512_mul_ps(y, y));
-        _mm512_storeu_ps(x + c * TOKENS, y);
+        _mm512_store_ps(col.x + c * 16, y);
     }
     __mmask16 there = _mm512_cmp_ps_mask(square, _mm512_set1_ps(1e-30f), _CMP_NLT_UQ);
     __m512 inverse = _mm512_div_ps(_mm512_set1_ps(sqrtf((float)dim)), _mm512_sqrt_ps(square));
     __m512i table_square = _mm512_setzero_si512();
     for (int c = 0; c < dim; c++) {
-        __m512i code = code_of(coder, _mm512_mul_ps(_mm512_loadu_ps(x + c * TOKENS), inverse));
+        __m512i code = code_of(coder, _mm512_mul_ps(_mm512_load_ps(col.x + c * 16), inverse));
         code = _mm512_maskz_mov_epi32(there, code);
         table_square = _mm512_add_epi32(table_square, _mm512_permutexvar_epi32(code, coder->squares));
         _mm_storeu_si128((__m128i *)(void *)(codes + 16 * c), _mm512_cvtepi32_epi8(code));
@@ -276,8 +282,7 @@ static void encode(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *o
     if (layout->is_key) prepare_key(layout, scratch, out);
     for (int p = 0; p < layout->n_parts; p++)
         for (int g = 0; g < TOKENS / 16; g++) {
-            float *x = scratch + (int64_t)layout->part_start[p] * TOKENS + 16 * g;
-            hadamard_column(x, layout->part_dim[p], ath_rotation_signs() + layout->part_start[p]);
+            const float *x = scratch + (int64_t)layout->part_start[p] * TOKENS + 16 * g;
             encode_column(layout, p, g, x, &coder, &packer, out);
         }
 }

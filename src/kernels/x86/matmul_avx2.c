@@ -1,8 +1,10 @@
-/* Matrix products for AVX2. A register holds 8 of the panel's 16 rows, so a tile is done in two halves and at most four
- * columns at a time; formats and counts are constants of each instance. See matmul.h for the formula.
+/* Matrix products for AVX2. A register holds 8 of the panel's 16 rows, so a tile is done in two halves and at
+ * most four columns at a time; formats and counts are constants of each instance. See matmul.h for the
+ * formula.
  *
- * vpmaddubsw adds pairs of products in 16 bits with saturation. Codes of up to 6 bits cannot reach it, and their sums over
- * several groups stay in 16 bits too. For 8-bit values the signs go over to the activations: 128 * 127 * 2 fits. */
+ * vpmaddubsw adds pairs of products in 16 bits with saturation. Codes of up to 6 bits cannot reach it, and
+ * their sums over several groups stay in 16 bits too. For 8-bit values the signs go over to the activations:
+ * 128 * 127 * 2 fits. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -17,11 +19,17 @@ typedef struct part {
     int width, n, c0, half;
 } part;
 
-ATH_INLINE __m256i broadcast_i32(const uint8_t *p) { return _mm256_broadcastd_epi32(_mm_loadu_si32(p)); }
+ATH_INLINE __m256i broadcast_i32(const uint8_t *p) {
+    return _mm256_broadcastd_epi32(_mm_loadu_si32(p));
+}
 
-ATH_INLINE __m256 broadcast_f32(const uint8_t *p) { return _mm256_castsi256_ps(broadcast_i32(p)); }
+ATH_INLINE __m256 broadcast_f32(const uint8_t *p) {
+    return _mm256_castsi256_ps(broadcast_i32(p));
+}
 
-ATH_INLINE __m256i load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+ATH_INLINE __m256i load_bytes(const uint8_t *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
 
 ATH_INLINE __m256i shift_left(__m256i x, int count) {
     if (count > 0) return _mm256_slli_epi16(x, count);
@@ -29,7 +37,9 @@ ATH_INLINE __m256i shift_left(__m256i x, int count) {
 }
 
 /* Values outside -63..63: products take the signed way. */
-ATH_INLINE bool is_wide(const ath_panel_info f) { return f.zero > 64; }
+ATH_INLINE bool is_wide(const ath_panel_info f) {
+    return f.zero > 64;
+}
 
 /* 32 values of a group: signed if wide, else unsigned with the zero point in. */
 ATH_INLINE __m256i unpack_group(const ath_panel_info f, const uint8_t *planes, int g, __m256i table) {
@@ -40,7 +50,8 @@ ATH_INLINE __m256i unpack_group(const ath_panel_info f, const uint8_t *planes, i
     if (high) {
         __m256i bits = load_bytes(planes + 64 * low + (high == 2 ? 64 * (g / 4) : 0));
         bits = shift_left(bits, low - (high == 2 ? 2 * (g % 4) : g));
-        code = _mm256_or_si256(code, _mm256_and_si256(bits, _mm256_set1_epi8((char)(((1 << high) - 1) << low))));
+        code =
+            _mm256_or_si256(code, _mm256_and_si256(bits, _mm256_set1_epi8((char)(((1 << high) - 1) << low))));
     }
     return f.table ? _mm256_shuffle_epi8(table, code) : code;
 }
@@ -53,8 +64,8 @@ ATH_INLINE int groups_in_16_bits(const ath_panel_info f) {
 }
 
 /* idot[c] += groups [g0, g1) of a block times each column. */
-ATH_INLINE void dot_groups(const ath_panel_info f, const part p, const uint8_t *codes, const uint8_t *act, __m256i table,
-                           int g0, int g1, __m256i *idot) {
+ATH_INLINE void dot_groups(const ath_panel_info f, const part p, const uint8_t *codes, const uint8_t *act,
+                           __m256i table, int g0, int g1, __m256i *idot) {
     const int step = groups_in_16_bits(f) < g1 - g0 ? groups_in_16_bits(f) : g1 - g0;
     __m256i sum[MOST];
     ATH_UNROLL
@@ -63,7 +74,8 @@ ATH_INLINE void dot_groups(const ath_panel_info f, const part p, const uint8_t *
         ATH_UNROLL
         for (int c = 0; c < p.n; c++) {
             __m256i x = broadcast_i32(act + (g * p.width + p.c0 + c) * 4);
-            __m256i products = is_wide(f) ? _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
+            __m256i products =
+                is_wide(f) ? _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
             sum[c] = g % step ? _mm256_add_epi16(sum[c], products) : products;
             if (g % step == step - 1)
                 idot[c] = _mm256_add_epi32(idot[c], _mm256_madd_epi16(sum[c], _mm256_set1_epi16(1)));
@@ -72,7 +84,8 @@ ATH_INLINE void dot_groups(const ath_panel_info f, const part p, const uint8_t *
 }
 
 /* Starts sums at -zero * (half sums chosen by which: 1 first, 2 second, 3 both). */
-ATH_INLINE void start_sums(const ath_panel_info f, const part p, const uint8_t *sums, int which, __m256i *idot) {
+ATH_INLINE void start_sums(const ath_panel_info f, const part p, const uint8_t *sums, int which,
+                           __m256i *idot) {
     uint32_t z = (uint32_t)-f.zero & 0xffff, pair = (which & 1 ? z : 0) | (which & 2 ? z << 16 : 0);
     ATH_UNROLL
     for (int c = 0; c < p.n; c++) {
@@ -82,15 +95,21 @@ ATH_INLINE void start_sums(const ath_panel_info f, const part p, const uint8_t *
     }
 }
 
-ATH_INLINE __m256i load_u8(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+ATH_INLINE __m256i load_u8(const uint8_t *p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
 
-ATH_INLINE __m256i load_i8(const uint8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+ATH_INLINE __m256i load_i8(const uint8_t *p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+}
 
-ATH_INLINE __m256 load_f16(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+ATH_INLINE __m256 load_f16(const uint8_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
 
 /* A block of a type with two integer scales. */
-ATH_INLINE void add_block_sub2(const ath_panel_info f, const part p, const uint8_t *codes, const uint8_t *sub, __m256 d,
-                               __m256 m, const uint8_t *act, __m256i table, __m256 *acc) {
+ATH_INLINE void add_block_sub2(const ath_panel_info f, const part p, const uint8_t *codes, const uint8_t *sub,
+                               __m256 d, __m256 m, const uint8_t *act, __m256i table, __m256 *acc) {
     const uint8_t *dx = act + 32 * p.width, *sums = act + 40 * p.width;
     __m256i total[MOST], idot[MOST], min = _mm256_setzero_si256();
     ATH_UNROLL
@@ -106,7 +125,8 @@ ATH_INLINE void add_block_sub2(const ath_panel_info f, const part p, const uint8
         start_sums(f, p, sums, 1 << h, idot);
         dot_groups(f, p, codes, act, table, 4 * h, 4 * h + 4, idot);
         ATH_UNROLL
-        for (int c = 0; c < p.n; c++) total[c] = _mm256_add_epi32(total[c], _mm256_mullo_epi32(idot[c], scale));
+        for (int c = 0; c < p.n; c++)
+            total[c] = _mm256_add_epi32(total[c], _mm256_mullo_epi32(idot[c], scale));
     }
     ATH_UNROLL
     for (int c = 0; c < p.n; c++) {
@@ -118,8 +138,8 @@ ATH_INLINE void add_block_sub2(const ath_panel_info f, const part p, const uint8
     }
 }
 
-ATH_INLINE void add_block(const ath_panel_info f, const part p, const uint8_t *codes, const uint8_t *sub, __m256 d, __m256 m,
-                          const uint8_t *act, __m256i table, __m256 *acc) {
+ATH_INLINE void add_block(const ath_panel_info f, const part p, const uint8_t *codes, const uint8_t *sub,
+                          __m256 d, __m256 m, const uint8_t *act, __m256i table, __m256 *acc) {
     __m256i idot[MOST];
     start_sums(f, p, act + 40 * p.width, 3, idot);
     dot_groups(f, p, codes, act, table, 0, 8, idot);
@@ -166,13 +186,16 @@ ATH_INLINE void part_quantised(const ath_panel_info f, const part p, const ath_m
     ATH_UNROLL
     for (int c = 0; c < p.n; c++) acc[c] = _mm256_setzero_ps();
     for (int64_t i = 0; i < n_blocks; i += f.blocks) {
-        d = f.type == ATH_TYPE_MXFP4 ? load_e8m0_half(scales + HALF * p.half) : load_f16(scales + 16 * p.half);
+        d = f.type == ATH_TYPE_MXFP4 ? load_e8m0_half(scales + HALF * p.half)
+                                     : load_f16(scales + 16 * p.half);
         if (f.min) m = load_f16(scales + 32 + 16 * p.half);
         if (f.min && f.sub) m = _mm256_xor_ps(m, _mm256_set1_ps(-0.0f)); /* K types subtract their minimum */
         scales += head_bytes;
         for (int b = 0; b < f.blocks; b++) {
-            if (f.sub == 2) add_block_sub2(f, p, codes, scales, d, m, act, table, acc);
-            else add_block(f, p, codes, scales, d, m, act, table, acc);
+            if (f.sub == 2)
+                add_block_sub2(f, p, codes, scales, d, m, act, table, acc);
+            else
+                add_block(f, p, codes, scales, d, m, act, table, acc);
             codes += code_bytes;
             scales += sub_bytes;
             act += 44 * p.width;
@@ -198,7 +221,8 @@ ATH_INLINE __m256 load_weights(const ath_panel_format format, const uint8_t *pan
 }
 
 /* acc[c] += weights k times each column */
-ATH_INLINE void add_floats(const ath_panel_format format, const part p, const ath_matmul_tile *t, int64_t k, __m256 *acc) {
+ATH_INLINE void add_floats(const ath_panel_format format, const part p, const ath_matmul_tile *t, int64_t k,
+                           __m256 *acc) {
     __m256 w = load_weights(format, t->panel, k, p.half);
     ATH_UNROLL
     for (int c = 0; c < p.n; c++)
@@ -234,18 +258,33 @@ ATH_INLINE void tile_float(const ath_panel_format format, const int width, const
 }
 
 #define ATH_PANEL(type, bits, zero, table, blocks, min, sub)                                                 \
-    static const ath_panel_info info_##type = {ATH_TYPE_##type, bits, zero, ATH_TABLE_##table, blocks, min, sub}; \
-    static void type##_w1(const ath_matmul_tile *t) { tile_quantised(info_##type, 1, t); }                   \
-    static void type##_w2(const ath_matmul_tile *t) { tile_quantised(info_##type, 2, t); }                   \
-    static void type##_w4(const ath_matmul_tile *t) { tile_quantised(info_##type, 4, t); }                   \
-    static void type##_w8(const ath_matmul_tile *t) { tile_quantised(info_##type, 8, t); }
+    static const ath_panel_info info_##type = {ATH_TYPE_##type, bits, zero, ATH_TABLE_##table,               \
+                                               blocks,          min,  sub};                                  \
+    static void type##_w1(const ath_matmul_tile *t) {                                                        \
+        tile_quantised(info_##type, 1, t);                                                                   \
+    }                                                                                                        \
+    static void type##_w2(const ath_matmul_tile *t) {                                                        \
+        tile_quantised(info_##type, 2, t);                                                                   \
+    }                                                                                                        \
+    static void type##_w4(const ath_matmul_tile *t) {                                                        \
+        tile_quantised(info_##type, 4, t);                                                                   \
+    }                                                                                                        \
+    static void type##_w8(const ath_matmul_tile *t) {                                                        \
+        tile_quantised(info_##type, 8, t);                                                                   \
+    }
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
 
 #define FLOAT_TILES(type)                                                                                    \
-    static void type##_w1(const ath_matmul_tile *t) { tile_float(ATH_PANEL_##type, 1, t); }                  \
-    static void type##_w2(const ath_matmul_tile *t) { tile_float(ATH_PANEL_##type, 2, t); }                  \
-    static void type##_w4(const ath_matmul_tile *t) { tile_float(ATH_PANEL_##type, 4, t); }
+    static void type##_w1(const ath_matmul_tile *t) {                                                        \
+        tile_float(ATH_PANEL_##type, 1, t);                                                                  \
+    }                                                                                                        \
+    static void type##_w2(const ath_matmul_tile *t) {                                                        \
+        tile_float(ATH_PANEL_##type, 2, t);                                                                  \
+    }                                                                                                        \
+    static void type##_w4(const ath_matmul_tile *t) {                                                        \
+        tile_float(ATH_PANEL_##type, 4, t);                                                                  \
+    }
 FLOAT_TILES(F32)
 FLOAT_TILES(F16)
 FLOAT_TILES(BF16)
@@ -286,7 +325,8 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
     int16_t sum[2] = {reduce_add(_mm256_add_epi32(q[0], q[1])), reduce_add(_mm256_add_epi32(q[2], q[3]))};
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     int32_t groups[8];
-    _mm256_storeu_si256((__m256i *)groups, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    _mm256_storeu_si256((__m256i *)groups,
+                        _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
     for (int g = 0; g < 8; g++) memcpy(tile + (g * width + c) * 4, &groups[g], 4);
     float sx = finite ? (float)(sum[0] + sum[1]) * dx : dx;
     memcpy(tile + 32 * width + 4 * c, &dx, 4);
@@ -297,7 +337,8 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
 static void quantise(const float *const *rows, int n_cols, int width, int64_t n_in, void *tile) {
     if (n_cols < width) memset(tile, 0, ath_tile_bytes(true, width, n_in));
     for (int64_t i = 0; i < n_in / 32; i++) {
-        for (int c = 0; c < n_cols; c++) quantise_block(rows[c] + 32 * i, width, c, (uint8_t *)tile + i * 44 * width);
+        for (int c = 0; c < n_cols; c++)
+            quantise_block(rows[c] + 32 * i, width, c, (uint8_t *)tile + i * 44 * width);
     }
 }
 
@@ -306,7 +347,8 @@ void ath_matmul_kernels_avx2(ath_matmul_kernels *k) {
     k->tile[ATH_PANEL_##type][0] = type##_w1;                                                                \
     k->tile[ATH_PANEL_##type][1] = type##_w2;                                                                \
     k->tile[ATH_PANEL_##type][2] = type##_w4;
-#define ATH_PANEL(type, bits, zero, table, blocks, min, sub) SET(type) k->tile[ATH_PANEL_##type][3] = type##_w8;
+#define ATH_PANEL(type, bits, zero, table, blocks, min, sub)                                                 \
+    SET(type) k->tile[ATH_PANEL_##type][3] = type##_w8;
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
     SET(F32)

@@ -1,8 +1,10 @@
-/* Matrix products for AVX-512 with VNNI. A register holds the panel's 16 rows; formats and widths are constants of each
- * instance, so that the compiler keeps the sums of all columns in registers and unrolls the block.
+/* Matrix products for AVX-512 with VNNI. A register holds the panel's 16 rows; formats and widths are
+ * constants of each instance, so that the compiler keeps the sums of all columns in registers and unrolls the
+ * block.
  *
- * vpdpbusd multiplies unsigned codes with the signed activations; the zero point is taken off by starting each sum at
- * -zero * (sum of the activations), which vpdpwssd makes from the two half sums. See matmul.h for the formula. */
+ * vpdpbusd multiplies unsigned codes with the signed activations; the zero point is taken off by starting
+ * each sum at -zero * (sum of the activations), which vpdpwssd makes from the two half sums. See matmul.h for
+ * the formula. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -10,9 +12,13 @@
 #include "kernels/matmul.h"
 #include "kernels/unroll.h"
 
-ATH_INLINE __m512i broadcast_i32(const uint8_t *p) { return _mm512_broadcastd_epi32(_mm_loadu_si32(p)); }
+ATH_INLINE __m512i broadcast_i32(const uint8_t *p) {
+    return _mm512_broadcastd_epi32(_mm_loadu_si32(p));
+}
 
-ATH_INLINE __m512 broadcast_f32(const uint8_t *p) { return _mm512_castsi512_ps(broadcast_i32(p)); }
+ATH_INLINE __m512 broadcast_f32(const uint8_t *p) {
+    return _mm512_castsi512_ps(broadcast_i32(p));
+}
 
 /* Shifts bytes by count (right if negative); bits that cross bytes are for the caller to mask. */
 ATH_INLINE __m512i shift_left(__m512i x, int count) {
@@ -29,41 +35,52 @@ ATH_INLINE __m512i unpack_group(const ath_panel_info f, const uint8_t *planes, i
     if (high) {
         __m512i bits = _mm512_loadu_si512(planes + 64 * low + (high == 2 ? 64 * (g / 4) : 0));
         bits = shift_left(bits, low - (high == 2 ? 2 * (g % 4) : g));
-        code = _mm512_ternarylogic_epi64(code, bits, _mm512_set1_epi8((char)(((1 << high) - 1) << low)), 0xf8); /* a | b&c */
+        code = _mm512_ternarylogic_epi64(code, bits, _mm512_set1_epi8((char)(((1 << high) - 1) << low)),
+                                         0xf8); /* a | b&c */
     }
     return f.table ? _mm512_shuffle_epi8(table, code) : code;
 }
 
 /* idot[c] += groups [g0, g1) of a block times each column. */
-ATH_INLINE void dot_groups(const ath_panel_info f, const int width, const uint8_t *codes, const uint8_t *act, __m512i table,
-                       int g0, int g1, __m512i *idot) {
+ATH_INLINE void dot_groups(const ath_panel_info f, const int width, const uint8_t *codes, const uint8_t *act,
+                           __m512i table, int g0, int g1, __m512i *idot) {
     ATH_UNROLL
     for (int g = g0; g < g1; g++) {
         __m512i w = unpack_group(f, codes, g, table);
         ATH_UNROLL
-        for (int c = 0; c < width; c++) idot[c] = _mm512_dpbusd_epi32(idot[c], w, broadcast_i32(act + (g * width + c) * 4));
+        for (int c = 0; c < width; c++)
+            idot[c] = _mm512_dpbusd_epi32(idot[c], w, broadcast_i32(act + (g * width + c) * 4));
     }
 }
 
 /* Starts sums at -zero * (half sums chosen by which: 1 first, 2 second, 3 both). */
-ATH_INLINE void start_sums(const ath_panel_info f, const int width, const uint8_t *sums, int which, __m512i *idot) {
+ATH_INLINE void start_sums(const ath_panel_info f, const int width, const uint8_t *sums, int which,
+                           __m512i *idot) {
     uint32_t z = (uint32_t)-f.zero & 0xffff, pair = (which & 1 ? z : 0) | (which & 2 ? z << 16 : 0);
     ATH_UNROLL
     for (int c = 0; c < width; c++) {
         idot[c] = _mm512_setzero_si512();
-        if (f.zero) idot[c] = _mm512_dpwssd_epi32(idot[c], _mm512_set1_epi32((int)pair), broadcast_i32(sums + 4 * c));
+        if (f.zero)
+            idot[c] = _mm512_dpwssd_epi32(idot[c], _mm512_set1_epi32((int)pair), broadcast_i32(sums + 4 * c));
     }
 }
 
-ATH_INLINE __m512i load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+ATH_INLINE __m512i load_u8(const uint8_t *p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
 
-ATH_INLINE __m512i load_i8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+ATH_INLINE __m512i load_i8(const uint8_t *p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
 
-ATH_INLINE __m512 load_f16(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+ATH_INLINE __m512 load_f16(const uint8_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
 
 /* A block of a type with two integer scales. */
-ATH_INLINE void add_block_sub2(const ath_panel_info f, const int width, const uint8_t *codes, const uint8_t *sub, __m512 d,
-                           __m512 m, const uint8_t *act, __m512i table, __m512 *acc) {
+ATH_INLINE void add_block_sub2(const ath_panel_info f, const int width, const uint8_t *codes,
+                               const uint8_t *sub, __m512 d, __m512 m, const uint8_t *act, __m512i table,
+                               __m512 *acc) {
     const uint8_t *dx = act + 32 * width, *sums = act + 40 * width;
     __m512i total[ATH_TILE_MAX], idot[ATH_TILE_MAX], scale[2], min = _mm512_setzero_si512();
     ATH_UNROLL
@@ -93,8 +110,8 @@ ATH_INLINE void add_block_sub2(const ath_panel_info f, const int width, const ui
     }
 }
 
-ATH_INLINE void add_block(const ath_panel_info f, const int width, const uint8_t *codes, const uint8_t *sub, __m512 d, __m512 m,
-                      const uint8_t *act, __m512i table, __m512 *acc) {
+ATH_INLINE void add_block(const ath_panel_info f, const int width, const uint8_t *codes, const uint8_t *sub,
+                          __m512 d, __m512 m, const uint8_t *act, __m512i table, __m512 *acc) {
     __m512i idot[ATH_TILE_MAX];
     start_sums(f, width, act + 40 * width, 3, idot);
     dot_groups(f, width, codes, act, table, 0, 8, idot);
@@ -143,8 +160,10 @@ ATH_INLINE void tile_quantised(const ath_panel_info f, const int width, const at
         if (f.min && f.sub) m = _mm512_xor_ps(m, _mm512_set1_ps(-0.0f)); /* K types subtract their minimum */
         scales += head_bytes;
         for (int b = 0; b < f.blocks; b++) {
-            if (f.sub == 2) add_block_sub2(f, width, codes, scales, d, m, act, table, acc);
-            else add_block(f, width, codes, scales, d, m, act, table, acc);
+            if (f.sub == 2)
+                add_block_sub2(f, width, codes, scales, d, m, act, table, acc);
+            else
+                add_block(f, width, codes, scales, d, m, act, table, acc);
             codes += code_bytes;
             scales += sub_bytes;
             act += 44 * width;
@@ -188,22 +207,38 @@ ATH_INLINE void tile_float(const ath_panel_format format, const int width, const
     }
     ATH_UNROLL
     for (int c = 0; c < width; c++)
-        store_rows(t, c, _mm512_add_ps(_mm512_add_ps(acc[0][c], acc[1][c]), _mm512_add_ps(acc[2][c], acc[3][c])));
+        store_rows(t, c,
+                   _mm512_add_ps(_mm512_add_ps(acc[0][c], acc[1][c]), _mm512_add_ps(acc[2][c], acc[3][c])));
 }
 
 #define ATH_PANEL(type, bits, zero, table, blocks, min, sub)                                                 \
-    static const ath_panel_info info_##type = {ATH_TYPE_##type, bits, zero, ATH_TABLE_##table, blocks, min, sub}; \
-    static void type##_w1(const ath_matmul_tile *t) { tile_quantised(info_##type, 1, t); }                   \
-    static void type##_w2(const ath_matmul_tile *t) { tile_quantised(info_##type, 2, t); }                   \
-    static void type##_w4(const ath_matmul_tile *t) { tile_quantised(info_##type, 4, t); }                   \
-    static void type##_w8(const ath_matmul_tile *t) { tile_quantised(info_##type, 8, t); }
+    static const ath_panel_info info_##type = {ATH_TYPE_##type, bits, zero, ATH_TABLE_##table,               \
+                                               blocks,          min,  sub};                                  \
+    static void type##_w1(const ath_matmul_tile *t) {                                                        \
+        tile_quantised(info_##type, 1, t);                                                                   \
+    }                                                                                                        \
+    static void type##_w2(const ath_matmul_tile *t) {                                                        \
+        tile_quantised(info_##type, 2, t);                                                                   \
+    }                                                                                                        \
+    static void type##_w4(const ath_matmul_tile *t) {                                                        \
+        tile_quantised(info_##type, 4, t);                                                                   \
+    }                                                                                                        \
+    static void type##_w8(const ath_matmul_tile *t) {                                                        \
+        tile_quantised(info_##type, 8, t);                                                                   \
+    }
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
 
 #define FLOAT_TILES(type)                                                                                    \
-    static void type##_w1(const ath_matmul_tile *t) { tile_float(ATH_PANEL_##type, 1, t); }                  \
-    static void type##_w2(const ath_matmul_tile *t) { tile_float(ATH_PANEL_##type, 2, t); }                  \
-    static void type##_w4(const ath_matmul_tile *t) { tile_float(ATH_PANEL_##type, 4, t); }
+    static void type##_w1(const ath_matmul_tile *t) {                                                        \
+        tile_float(ATH_PANEL_##type, 1, t);                                                                  \
+    }                                                                                                        \
+    static void type##_w2(const ath_matmul_tile *t) {                                                        \
+        tile_float(ATH_PANEL_##type, 2, t);                                                                  \
+    }                                                                                                        \
+    static void type##_w4(const ath_matmul_tile *t) {                                                        \
+        tile_float(ATH_PANEL_##type, 4, t);                                                                  \
+    }
 FLOAT_TILES(F32)
 FLOAT_TILES(F16)
 FLOAT_TILES(BF16)
@@ -211,7 +246,8 @@ FLOAT_TILES(BF16)
 /* Quantises 32 values into column c of a tile's block. */
 ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) {
     __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
-    __m512i top = _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
+    __m512i top =
+        _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
     uint32_t bits = _mm512_reduce_max_epu32(top);
     float amax = ath_f32_from_bits(bits), dx = amax / 127.0f, scale = 127.0f / amax;
     bool finite = bits < 0x7f800000;
@@ -234,7 +270,8 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
 static void quantise(const float *const *rows, int n_cols, int width, int64_t n_in, void *tile) {
     if (n_cols < width) memset(tile, 0, ath_tile_bytes(true, width, n_in));
     for (int64_t i = 0; i < n_in / 32; i++) {
-        for (int c = 0; c < n_cols; c++) quantise_block(rows[c] + 32 * i, width, c, (uint8_t *)tile + i * 44 * width);
+        for (int c = 0; c < n_cols; c++)
+            quantise_block(rows[c] + 32 * i, width, c, (uint8_t *)tile + i * 44 * width);
     }
 }
 
@@ -243,7 +280,8 @@ void ath_matmul_kernels_avx512(ath_matmul_kernels *k) {
     k->tile[ATH_PANEL_##type][0] = type##_w1;                                                                \
     k->tile[ATH_PANEL_##type][1] = type##_w2;                                                                \
     k->tile[ATH_PANEL_##type][2] = type##_w4;
-#define ATH_PANEL(type, bits, zero, table, blocks, min, sub) SET(type) k->tile[ATH_PANEL_##type][3] = type##_w8;
+#define ATH_PANEL(type, bits, zero, table, blocks, min, sub)                                                 \
+    SET(type) k->tile[ATH_PANEL_##type][3] = type##_w8;
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
     SET(F32)
