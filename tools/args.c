@@ -16,8 +16,9 @@
 enum { C = ATH_PROGRAM_C, T = ATH_PROGRAM_T, L = ATH_PROGRAM_L, I = ATH_PROGRAM_I, D = ATH_PROGRAM_D };
 
 const ath_flag ath_flags[ATH_FLAG_COUNT] = {
-#define FLAG(id, programs, kind, effect, names, no_names, env, value, standard, group, help)                           \
-    {programs, ATH_KIND_##kind, ATH_EFFECT_##effect, names, no_names, env, value, standard, ATH_GROUP_##group, help},
+#define FLAG(id, programs, kind, effect, names, no_names, env, value, standard, group, help)                 \
+    {programs, ATH_KIND_##kind, ATH_EFFECT_##effect, names, no_names, env,                                   \
+     value,    standard,        ATH_GROUP_##group,   help},
 #include "flags.def"
 #undef FLAG
 };
@@ -132,10 +133,10 @@ static void nearest_name(unsigned program, const char *name, char *nearest, size
 static int unknown_flag(const ath_args *args, const char *name) {
     bool negated;
     if (find_flag(~0u, name, &negated) >= 0)
-        return ath_tool_fail("this program does not take %s, another one does; see -h", name);
+        return ath_tool_fail("this program does not take %.60s, another one does; see -h", name);
     char nearest[64] = "";
     nearest_name(args->program->bit, name, nearest, sizeof nearest);
-    return ath_tool_fail("unknown flag %s; the nearest known one is %s (-h shows all)", name, nearest);
+    return ath_tool_fail("unknown flag %.60s; the nearest known one is %s (-h shows all)", name, nearest);
 }
 
 /* ---- values: each returns false where the text is not of the kind */
@@ -155,9 +156,15 @@ static bool parse_real(const char *text, ath_arg *value) {
     return end != text && !*end && value->real == value->real;
 }
 
-static bool is_on(const char *text) { return list_has("on enabled true 1", ' ', text); }
-static bool is_off(const char *text) { return list_has("off disabled false 0", ' ', text); }
-static bool is_auto(const char *text) { return list_has("auto -1", ' ', text); }
+static bool is_on(const char *text) {
+    return list_has("on enabled true 1", ' ', text);
+}
+static bool is_off(const char *text) {
+    return list_has("off disabled false 0", ' ', text);
+}
+static bool is_auto(const char *text) {
+    return list_has("auto -1", ' ', text);
+}
 
 static bool parse_on_off(const ath_flag *flag, const char *text, ath_arg *value) {
     value->on = !is_off(text);
@@ -167,9 +174,7 @@ static bool parse_on_off(const ath_flag *flag, const char *text, ath_arg *value)
 static bool parse_value(const ath_flag *flag, const char *text, ath_arg *value) {
     value->text = text;
     switch (flag->kind) {
-    case ATH_KIND_SWITCH:
-        value->on = is_on(text);
-        return is_on(text) || is_off(text);
+    case ATH_KIND_SWITCH: value->on = is_on(text); return is_on(text) || is_off(text);
     case ATH_KIND_ON_OFF:
     case ATH_KIND_BARE: return parse_on_off(flag, text, value);
     case ATH_KIND_INT: return parse_int(flag, text, value);
@@ -182,10 +187,10 @@ static bool parse_value(const ath_flag *flag, const char *text, ath_arg *value) 
 }
 
 static int bad_value(const ath_flag *flag, const char *name, const char *text) {
-    static const char *const expected[] = {[ATH_KIND_SWITCH] = "on or off",      [ATH_KIND_INT] = "a whole number",
-                                           [ATH_KIND_FLOAT] = "a number",        [ATH_KIND_TEXT] = "a value",
-                                           [ATH_KIND_LIST] = "a value",          [ATH_KIND_CHOICE] = "one of",
-                                           [ATH_KIND_ON_OFF] = "one of",         [ATH_KIND_BARE] = "one of"};
+    static const char *const expected[] = {
+        [ATH_KIND_SWITCH] = "on or off", [ATH_KIND_INT] = "a whole number", [ATH_KIND_FLOAT] = "a number",
+        [ATH_KIND_TEXT] = "a value",     [ATH_KIND_LIST] = "a value",       [ATH_KIND_CHOICE] = "one of",
+        [ATH_KIND_ON_OFF] = "one of",    [ATH_KIND_BARE] = "one of"};
     char got[80] = "nothing";
     if (text) snprintf(got, sizeof got, "\"%.60s\"", text);
     return ath_tool_fail("%s expects %s%s%s, but got %s", name, expected[flag->kind], *flag->value ? " " : "",
@@ -303,7 +308,8 @@ static int parse_command_line(ath_args *args, int argc, char **argv) {
         else if (args->program->positional && !args->positional)
             args->positional = argv[i];
         else
-            code = ath_tool_fail("\"%.60s\" is not a flag, and no value is expected here (-h shows all)", argv[i]);
+            code = ath_tool_fail("\"%.60s\" is not a flag, and no value is expected here (-h shows all)",
+                                 argv[i]);
         if (code >= 0) return code;
     }
     return -1;
@@ -318,9 +324,11 @@ static void warn_ignored(ath_args *args) {
         const ath_flag *flag = &ath_flags[id];
         const ath_arg *value = &args->values[id];
         if (flag->effect != ATH_EFFECT_IGNORED || !value->name) continue;
-        bool has_state = flag->kind == ATH_KIND_SWITCH || flag->kind == ATH_KIND_ON_OFF || flag->kind == ATH_KIND_BARE;
+        bool has_state =
+            flag->kind == ATH_KIND_SWITCH || flag->kind == ATH_KIND_ON_OFF || flag->kind == ATH_KIND_BARE;
         if (has_state && value->on == !is_off(flag->standard)) continue;
-        if (at < sizeof names) at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", n ? ", " : "", value->name);
+        if (at < sizeof names)
+            at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", n ? ", " : "", value->name);
         n++;
     }
     if (n) warn(args, "without effect in this build: %s", names);
@@ -362,7 +370,9 @@ int ath_args_parse(ath_args *args, const ath_program *program, int argc, char **
     return -1;
 }
 
-bool ath_args_given(const ath_args *args, ath_flag_id id) { return args->values[id].name != NULL; }
+bool ath_args_given(const ath_args *args, ath_flag_id id) {
+    return args->values[id].name != NULL;
+}
 
 const char *ath_args_item(const ath_args *args, ath_flag_id id, size_t i) {
     for (size_t at = 0; at < args->n_list; at++)

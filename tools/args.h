@@ -1,5 +1,5 @@
-/* Command lines of all programs, parsed from the one table of flags.def: names and old spellings, environment,
- * defaults, help, warnings for what has no effect and refusals for what can't be done yet. */
+/* Command lines of all programs, parsed from the one table of flags.def: names and old spellings,
+ * environment, defaults, help, warnings for what has no effect and refusals for what can't be done yet. */
 #ifndef ATH_ARGS_H
 #define ATH_ARGS_H
 
@@ -46,7 +46,7 @@ typedef struct ath_args {
     struct {
         ath_flag_id id;
         const char *text;
-    } *list; /* every LIST flag, in order */
+    } * list; /* every LIST flag, in order */
     size_t n_list;
     char **warnings; /* lines to be shown once the log is open */
     size_t n_warnings;
@@ -54,8 +54,8 @@ typedef struct ath_args {
     size_t n_owned;
 } ath_args;
 
-/* Environment, then the command line. Strings of argv and of the environment are kept by address. Returns -1, or the
- * exit code where the program is done: 0 after help or version, 1 after an error line on stderr. */
+/* Environment, then the command line. Strings of argv and of the environment are kept by address. Returns -1,
+ * or the exit code where the program is done: 0 after help or version, 1 after an error line on stderr. */
 int ath_args_parse(ath_args *args, const ath_program *program, int argc, char **argv);
 void ath_args_free(ath_args *args);
 
@@ -64,10 +64,10 @@ bool ath_args_given(const ath_args *args, ath_flag_id id);
 /* The value of a LIST flag, i counted from 0; NULL past the last one. */
 const char *ath_args_item(const ath_args *args, ath_flag_id id, size_t i);
 
-#define ATH_ARG_ON(args, ID) ((args)->values[ATH_FLAG_##ID].on)
-#define ATH_ARG_INT(args, ID) ((args)->values[ATH_FLAG_##ID].number)
-#define ATH_ARG_REAL(args, ID) ((args)->values[ATH_FLAG_##ID].real)
-#define ATH_ARG_TEXT(args, ID) ((args)->values[ATH_FLAG_##ID].text)
+#define ATH_ARG_ON(args, ID)    ((args)->values[ATH_FLAG_##ID].on)
+#define ATH_ARG_INT(args, ID)   ((args)->values[ATH_FLAG_##ID].number)
+#define ATH_ARG_REAL(args, ID)  ((args)->values[ATH_FLAG_##ID].real)
+#define ATH_ARG_TEXT(args, ID)  ((args)->values[ATH_FLAG_##ID].text)
 #define ATH_ARG_GIVEN(args, ID) ath_args_given((args), ATH_FLAG_##ID)
 
 #endif

@@ -30,7 +30,8 @@ static void print_flag(const ath_flag *flag) {
     at = put_names(left, sizeof left, at, flag->no_names);
     if (*flag->value && at < sizeof left) snprintf(left + at, sizeof left - at, " %s", flag->value);
     printf("  %-*s %s", HELP_COLUMN - 3, left, flag->help);
-    if (*flag->standard && (flag->kind != ATH_KIND_SWITCH || *flag->no_names)) printf(" (default: %s)", flag->standard);
+    if (*flag->standard && (flag->kind != ATH_KIND_SWITCH || *flag->no_names))
+        printf(" (default: %s)", flag->standard);
     puts(flag->effect == ATH_EFFECT_IGNORED ? " [no effect yet]" : "");
 }
 
@@ -38,7 +39,8 @@ static void print_group(const ath_program *program, ath_flag_group group) {
     bool titled = false;
     for (int id = 0; id < ATH_FLAG_COUNT; id++) {
         const ath_flag *flag = &ath_flags[id];
-        if (flag->group != group || !(flag->programs & program->bit) || flag->effect == ATH_EFFECT_REFUSED) continue;
+        if (flag->group != group || !(flag->programs & program->bit) || flag->effect == ATH_EFFECT_REFUSED)
+            continue;
         if (!titled) printf("\n%s\n", group_titles[group]);
         titled = true;
         print_flag(flag);

@@ -10,7 +10,8 @@
 #include "tool.h"
 
 static const ath_program program = {ATH_PROGRAM_C, "-m MODEL -p TEXT [-n N] [flags]",
-                                    "Continues a text: the text on stdout, everything else on stderr.", false};
+                                    "Continues a text: the text on stdout, everything else on stderr.",
+                                    false};
 
 enum { EXIT_INTERRUPTED = 130, EXIT_READER_GONE = 141 }; /* as a shell reports SIGINT and SIGPIPE */
 
@@ -52,7 +53,9 @@ static void catch_signals(void) {
     signal(SIGPIPE, SIG_IGN); /* a reader that goes away is seen as EPIPE */
 }
 
-static int out_of_memory(void) { return ath_tool_fail("out of memory"); }
+static int out_of_memory(void) {
+    return ath_tool_fail("out of memory");
+}
 
 /* Why writing to stdout failed, and the exit code. */
 static int output_failed(void) {
@@ -98,10 +101,12 @@ static int read_stops(completion *c) {
 
 static int tokenize_prompt(completion *c) {
     ath_error err;
-    if (ath_tokenize(c->engine, c->text, c->text_size, ATH_TOKENIZE_ADD_SPECIAL | ATH_TOKENIZE_PARSE_SPECIAL, &c->prompt,
-                     &c->n_prompt, &err) != ATH_OK)
+    if (ath_tokenize(c->engine, c->text, c->text_size, ATH_TOKENIZE_ADD_SPECIAL | ATH_TOKENIZE_PARSE_SPECIAL,
+                     &c->prompt, &c->n_prompt, &err) != ATH_OK)
         return ath_tool_fail("%s", err.message);
-    if (!c->n_prompt) return ath_tool_fail("there is no prompt, and this model has no token to start from: give one with -p or -f");
+    if (!c->n_prompt)
+        return ath_tool_fail(
+            "there is no prompt, and this model has no token to start from: give one with -p or -f");
     for (size_t i = 0; ATH_ARG_ON(c->args, VERBOSE_PROMPT) && i < c->n_prompt; i++) {
         size_t size = ath_token_piece(c->engine, c->prompt[i], true, c->piece, c->cap_piece);
         ath_tool_log(ATH_LOG_INFO, "%6d -> '%.*s'", c->prompt[i], (int)size, c->piece);
@@ -113,8 +118,9 @@ static int tokenize_prompt(completion *c) {
 static int check_prompt(const completion *c) {
     size_t room = c->n_ctx - 4;
     if (c->n_prompt <= room) return -1;
-    return ath_tool_fail("the prompt has %zu tokens and a context of %zu takes prompts of up to %zu: raise -c", c->n_prompt,
-                         c->n_ctx, room);
+    return ath_tool_fail(
+        "the prompt has %zu tokens and a context of %zu takes prompts of up to %zu: raise -c", c->n_prompt,
+        c->n_ctx, room);
 }
 
 /* ---- opening */
@@ -148,7 +154,8 @@ static int open_session(completion *c) {
         p.n_ctx = n;
         status = ath_session_open(&c->session, c->engine, &p, &err);
         if (status == ATH_OK)
-            ath_tool_log(ATH_LOG_WARN, "memory is short: a context of %lld instead of the trained %lld; -c N sets it",
+            ath_tool_log(ATH_LOG_WARN,
+                         "memory is short: a context of %lld instead of the trained %lld; -c N sets it",
                          (long long)ath_session_n_ctx(c->session), (long long)info.n_ctx_train);
     }
     if (status != ATH_OK) return ath_tool_fail("%s", err.message);
@@ -175,7 +182,8 @@ static int open_all(completion *c) {
     if (code < 0) code = tokenize_prompt(c);
     if (code < 0) code = open_session(c);
     if (code < 0) code = check_prompt(c);
-    if (code < 0) code = ath_tool_make_sampler(&c->sampler, c->args, c->engine, ath_session_n_ctx(c->session));
+    if (code < 0)
+        code = ath_tool_make_sampler(&c->sampler, c->args, c->engine, ath_session_n_ctx(c->session));
     return code;
 }
 
@@ -200,19 +208,21 @@ static int evaluate(completion *c, double *ms, size_t *n_tokens) {
     return -1;
 }
 
-/* Makes room in a full context: the kept tokens and the newer half of the others stay. The cache goes back to the entry
- * point before the first change; evaluate() does the rest. False if nothing can go. */
+/* Makes room in a full context: the kept tokens and the newer half of the others stay. The cache goes back to
+ * the entry point before the first change; evaluate() does the rest. False if nothing can go. */
 static bool shift_context(completion *c) {
     int64_t keep = ATH_ARG_INT(c->args, KEEP);
     size_t n_keep = keep < 0 || (size_t)keep > c->n_prompt ? c->n_prompt : (size_t)keep;
-    if (ath_engine_adds_bos(c->engine) && !n_keep) n_keep = 1; /* a text without its start is no text to the model */
+    if (ath_engine_adds_bos(c->engine) && !n_keep)
+        n_keep = 1; /* a text without its start is no text to the model */
     size_t drop = n_keep < c->n_context ? (c->n_context - n_keep) / 2 : 0;
     if (!drop) return false;
-    memmove(c->context + n_keep, c->context + n_keep + drop, (c->n_context - n_keep - drop) * sizeof *c->context);
+    memmove(c->context + n_keep, c->context + n_keep + drop,
+            (c->n_context - n_keep - drop) * sizeof *c->context);
     c->n_context -= drop;
     int64_t from = ath_session_truncate(c->session, 0, (int64_t)n_keep);
-    ath_tool_log(ATH_LOG_INFO, "context full: %zu tokens kept, %zu dropped, %lld of %zu evaluated again", n_keep, drop,
-                 (long long)c->n_context - from, c->n_context);
+    ath_tool_log(ATH_LOG_INFO, "context full: %zu tokens kept, %zu dropped, %lld of %zu evaluated again",
+                 n_keep, drop, (long long)c->n_context - from, c->n_context);
     c->report.n_shifts++;
     return true;
 }
@@ -254,7 +264,8 @@ static int write_token(completion *c, ath_token id) {
     if (ath_token_is_eog(c->engine, id)) {
         static const char end[] = " [end of text]\n";
         c->report.stop = "end of text";
-        if (!ath_stream_end(&c->stream) || !ath_stream_put(&c->stream, end, sizeof end - 1)) return output_failed();
+        if (!ath_stream_end(&c->stream) || !ath_stream_put(&c->stream, end, sizeof end - 1))
+            return output_failed();
     } else if (stop_text_came(c, size))
         c->report.stop = "reverse prompt";
     else if (c->n_predict >= 0 && c->report.n_generated >= (size_t)c->n_predict)
@@ -272,10 +283,11 @@ static int extend(completion *c, ath_token id) {
         ath_tool_log(ATH_LOG_WARN, "the context of %zu tokens is full, the text ends here%s", c->n_ctx,
                      c->n_predict == -2 ? ""
                      : may_shift        ? ": --keep leaves nothing to drop"
-                                        : "; -c N takes more, --context-shift goes on without the older part");
+                                 : "; -c N takes more, --context-shift goes on without the older part");
         return -1;
     }
-    return full ? evaluate(c, &c->report.prompt_ms, &c->report.n_prompt) : evaluate(c, &c->report.eval_ms, &c->report.n_eval);
+    return full ? evaluate(c, &c->report.prompt_ms, &c->report.n_prompt)
+                : evaluate(c, &c->report.eval_ms, &c->report.n_eval);
 }
 
 static int generate(completion *c) {
@@ -294,7 +306,8 @@ static int generate(completion *c) {
 }
 
 static int run_prompt(completion *c) {
-    if (ATH_ARG_ON(c->args, DISPLAY_PROMPT) && !ath_stream_put(&c->stream, c->text, c->text_size)) return output_failed();
+    if (ATH_ARG_ON(c->args, DISPLAY_PROMPT) && !ath_stream_put(&c->stream, c->text, c->text_size))
+        return output_failed();
     memcpy(c->context, c->prompt, c->n_prompt * sizeof *c->context);
     c->n_context = c->n_prompt;
     for (size_t i = 0; i < c->n_prompt; i++) ath_sampler_accept(c->sampler, c->prompt[i]);
@@ -309,7 +322,8 @@ static int run_prompt(completion *c) {
 
 static int finish(completion *c) {
     c->report.ids = c->ids;
-    if (c->stats.file && (ath_report_json(&c->report, c->stats.file) || ath_outfile_commit(&c->stats))) return 1;
+    if (c->stats.file && (ath_report_json(&c->report, c->stats.file) || ath_outfile_commit(&c->stats)))
+        return 1;
     if (ATH_ARG_ON(c->args, PERF) && ATH_ARG_ON(c->args, SHOW_TIMINGS)) {
         if (!c->stream.newline) ath_tool_log(ATH_LOG_INFO, "%s", "");
         ath_report_times(&c->report);
@@ -319,13 +333,16 @@ static int finish(completion *c) {
 
 static int complete(completion *c) {
     c->n_predict = ATH_ARG_INT(c->args, PREDICT);
-    if (c->n_predict < -2) return ath_tool_fail("-n expects a number of tokens, -1 or -2, but got %lld", (long long)c->n_predict);
+    if (c->n_predict < -2)
+        return ath_tool_fail("-n expects a number of tokens, -1 or -2, but got %lld",
+                             (long long)c->n_predict);
     c->report.args = c->args;
     c->report.start_ms = ath_tool_now_ms();
     int code = open_all(c);
     if (code >= 0) return code;
     char sampler[512];
-    snprintf(sampler, sizeof sampler, "seed %u: %s", ath_sampler_seed(c->sampler), ath_sampler_chain(c->sampler));
+    snprintf(sampler, sizeof sampler, "seed %u: %s", ath_sampler_seed(c->sampler),
+             ath_sampler_chain(c->sampler));
     c->report.engine = c->engine;
     c->report.session = c->session;
     c->report.sampler = sampler;

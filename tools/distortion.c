@@ -7,8 +7,9 @@
 #include "json.h"
 #include "tool.h"
 
-static const ath_program program = {ATH_PROGRAM_D, "--type T [--head-dim D] [--input X.f32] [--seed S] [flags]",
-                                    "Encodes and decodes vectors in a cache type and measures what is lost.", false};
+static const ath_program program = {
+    ATH_PROGRAM_D, "--type T [--head-dim D] [--input X.f32] [--seed S] [flags]",
+    "Encodes and decodes vectors in a cache type and measures what is lost.", false};
 
 /* Vectors of a file of little-endian float32; *n becomes their number. NULL after an error line. */
 static float *read_vectors(const char *path, int64_t head_dim, int64_t *n) {
@@ -16,7 +17,8 @@ static float *read_vectors(const char *path, int64_t head_dim, int64_t *n) {
     char *data = ath_tool_read_file(path, &size);
     if (!data) return NULL;
     if (!size || size % stride) {
-        ath_tool_fail("%s: %zu bytes are no whole number of vectors of %lld float32", path, size, (long long)head_dim);
+        ath_tool_fail("%s: %zu bytes are no whole number of vectors of %lld float32", path, size,
+                      (long long)head_dim);
         free(data);
         return NULL;
     }

@@ -6,7 +6,8 @@
 #include "tool.h"
 
 static const ath_program program = {ATH_PROGRAM_I, "MODEL.gguf [--json] [--tensors]",
-                                    "Shows a model file's metadata and tensors, and the memory of its cache.", true};
+                                    "Shows a model file's metadata and tensors, and the memory of its cache.",
+                                    true};
 
 static const int64_t plan_tokens[] = {8 << 10, 32 << 10, 128 << 10};
 enum { N_PLANS = 3, MAX_TENSOR_TYPES = 64 };
@@ -20,7 +21,8 @@ typedef struct type_sum {
 /* ---- metadata */
 
 /* Text of a library call that fills buffers, malloc'd; never NULL. */
-static char *whole_text(size_t (*get)(const ath_engine *, int64_t, char *, size_t), const ath_engine *e, int64_t i) {
+static char *whole_text(size_t (*get)(const ath_engine *, int64_t, char *, size_t), const ath_engine *e,
+                        int64_t i) {
     size_t size = get(e, i, NULL, 0);
     char *text = malloc(size + 1);
     if (!text) {
@@ -34,7 +36,8 @@ static char *whole_text(size_t (*get)(const ath_engine *, int64_t, char *, size_
 static void print_metadata(const ath_engine *e) {
     printf("\nmetadata\n");
     for (int64_t i = 0; i < ath_engine_n_metadata(e); i++) {
-        char *key = whole_text(ath_engine_metadata_key, e, i), *value = whole_text(ath_engine_metadata_value, e, i);
+        char *key = whole_text(ath_engine_metadata_key, e, i),
+             *value = whole_text(ath_engine_metadata_value, e, i);
         bool cut = strlen(value) > 200;
         printf("  %s = %.200s%s\n", key, value, cut ? " ..." : "");
         free(key);
@@ -45,7 +48,8 @@ static void print_metadata(const ath_engine *e) {
 static cJSON *metadata_json(const ath_engine *e) {
     cJSON *json = cJSON_CreateObject();
     for (int64_t i = 0; i < ath_engine_n_metadata(e); i++) {
-        char *key = whole_text(ath_engine_metadata_key, e, i), *value = whole_text(ath_engine_metadata_value, e, i);
+        char *key = whole_text(ath_engine_metadata_key, e, i),
+             *value = whole_text(ath_engine_metadata_value, e, i);
         cJSON_AddStringToObject(json, key, value);
         free(key);
         free(value);
@@ -71,7 +75,9 @@ static int sum_types(const ath_engine *e, type_sum *sums) {
     return n_types;
 }
 
-static double mib(size_t bytes) { return (double)bytes / 1048576.0; }
+static double mib(size_t bytes) {
+    return (double)bytes / 1048576.0;
+}
 
 static void print_tensors(const ath_engine *e, bool all) {
     type_sum sums[MAX_TENSOR_TYPES];
@@ -87,7 +93,8 @@ static void print_tensors(const ath_engine *e, bool all) {
         char shape[96];
         size_t at = 0;
         for (int d = 0; d < t.n_dims; d++)
-            at += (size_t)snprintf(shape + at, sizeof shape - at, "%s%lld", d ? " x " : "", (long long)t.ne[d]);
+            at +=
+                (size_t)snprintf(shape + at, sizeof shape - at, "%s%lld", d ? " x " : "", (long long)t.ne[d]);
         printf("  %-40s %-8s %s\n", t.name, t.type, shape);
     }
 }
@@ -146,7 +153,9 @@ static void print_cache_row(const ath_engine *e, const char *type, int64_t value
             printf(" refused: %s\n", err.message);
             return;
         }
-        if (!i) printf(" %10.1f %6.3f ", plan.bytes_per_token, values ? 8 * plan.bytes_per_token / (double)values : 0.0);
+        if (!i)
+            printf(" %10.1f %6.3f ", plan.bytes_per_token,
+                   values ? 8 * plan.bytes_per_token / (double)values : 0.0);
         printf("  %8.1f (%.1f, %.1f, %.1f)", mib(plan.bytes_pages + plan.bytes_recent + plan.bytes_entries),
                mib(plan.bytes_pages), mib(plan.bytes_recent), mib(plan.bytes_entries));
     }
@@ -168,7 +177,8 @@ static void print_cache(const ath_engine *e, const ath_engine_info *info) {
     printf(", %d KV heads; %d layers with a full cache, %d with a window, 0 recurrent\n", l.n_kv_heads,
            info->n_layers - n_windowed, n_windowed);
     printf("  K and V of one type, one sequence; MiB in all (pages, f16 pages and sinks, entry points)\n");
-    printf("  type     bytes/token  bits   at 8K                          at 32K                         at 128K\n");
+    printf("  type     bytes/token  bits   at 8K                          at 32K                         at "
+           "128K\n");
     for (int i = 0; ath_cache_type_name(i); i++) print_cache_row(e, ath_cache_type_name(i), values);
 }
 
@@ -183,7 +193,8 @@ static cJSON *cache_row_json(const ath_engine *e, const char *type, int64_t valu
         }
         if (!i) {
             cJSON_AddNumberToObject(row, "bytes_per_token", plan.bytes_per_token);
-            if (values) cJSON_AddNumberToObject(row, "bits_per_value", 8 * plan.bytes_per_token / (double)values);
+            if (values)
+                cJSON_AddNumberToObject(row, "bits_per_value", 8 * plan.bytes_per_token / (double)values);
             cJSON_AddStringToObject(row, "type_k", plan.type_k);
             cJSON_AddStringToObject(row, "type_v", plan.type_v);
             plans = cJSON_AddArrayToObject(row, "plans");
@@ -219,23 +230,25 @@ static void add_cache(cJSON *json, const ath_engine *e, const ath_engine_info *i
         cJSON_AddItemToArray(layers, layer);
     }
     for (int i = 0; ath_cache_type_name(i); i++)
-        cJSON_AddItemToObject(cache, ath_cache_type_name(i), cache_row_json(e, ath_cache_type_name(i), values));
+        cJSON_AddItemToObject(cache, ath_cache_type_name(i),
+                              cache_row_json(e, ath_cache_type_name(i), values));
 }
 
 /* ---- the whole */
 
 static void print_text(const ath_engine *e, const ath_engine_info *info, bool all_tensors) {
     printf("%s\n", info->path);
-    printf("  GGUF version %u, %d file%s, %.2f MiB\n", info->gguf_version, info->n_parts, info->n_parts == 1 ? "" : "s",
-           mib(info->file_bytes));
+    printf("  GGUF version %u, %d file%s, %.2f MiB\n", info->gguf_version, info->n_parts,
+           info->n_parts == 1 ? "" : "s", mib(info->file_bytes));
     printf("  name %s, architecture %s, file type %s\n", *info->name ? info->name : "(none)",
            *info->arch ? info->arch : "(none)", *info->file_type ? info->file_type : "(none)");
-    printf("  tokenizer %s %s, %lld tokens\n", *info->tokenizer ? info->tokenizer : "(none)", info->pre_tokenizer,
-           (long long)info->n_vocab);
+    printf("  tokenizer %s %s, %lld tokens\n", *info->tokenizer ? info->tokenizer : "(none)",
+           info->pre_tokenizer, (long long)info->n_vocab);
     if (info->n_layers)
-        printf("  %d layers, %lld wide, %d heads, %d KV heads, feed-forward %lld, trained context %lld, %.1f M parameters\n",
-               info->n_layers, (long long)info->n_embd, info->n_heads, info->n_kv_heads, (long long)info->n_ff,
-               (long long)info->n_ctx_train, (double)info->n_params * 1e-6);
+        printf("  %d layers, %lld wide, %d heads, %d KV heads, feed-forward %lld, trained context %lld, %.1f "
+               "M parameters\n",
+               info->n_layers, (long long)info->n_embd, info->n_heads, info->n_kv_heads,
+               (long long)info->n_ff, (long long)info->n_ctx_train, (double)info->n_params * 1e-6);
     print_metadata(e);
     print_tensors(e, all_tensors);
     print_cache(e, info);

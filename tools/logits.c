@@ -64,8 +64,8 @@ static void write_row(void *user, int part, size_t row, const float *logits) {
         fwrite(logits, sizeof *logits, run->n_vocab, run->out.file);
 }
 
-/* Rows of the pass that starts at `at`: as many as the sequences share, cut at multiples of that, so that the passes
- * are those of ath_session_append; one by one where decoding is wanted. */
+/* Rows of the pass that starts at `at`: as many as the sequences share, cut at multiples of that, so that the
+ * passes are those of ath_session_append; one by one where decoding is wanted. */
 static size_t pass_rows(const logits_run *run, size_t at) {
     if (at >= run->decode_from) return 1;
     size_t rows = run->n_ubatch / run->n_seqs, end = (at / rows + 1) * rows;
@@ -77,7 +77,8 @@ static size_t pass_rows(const logits_run *run, size_t at) {
 static ath_status evaluate(logits_run *run, ath_batch_part *parts, ath_error *err) {
     for (size_t at = 0; at < run->n_ids;) {
         size_t n = pass_rows(run, at);
-        for (size_t seq = 0; seq < run->n_seqs; seq++) parts[seq] = (ath_batch_part){(int)seq, run->ids + at, n};
+        for (size_t seq = 0; seq < run->n_seqs; seq++)
+            parts[seq] = (ath_batch_part){(int)seq, run->ids + at, n};
         run->pass_start = at;
         ath_batch batch = {.parts = parts,
                            .n_parts = (int)run->n_seqs,
@@ -108,8 +109,8 @@ static int open_all(logits_run *run, const ath_args *args) {
     if (code < 0) code = ath_tool_session_params(args, &sp);
     if (code >= 0) return code;
     int64_t n_seqs = ATH_ARG_INT(args, SEQS), last = ATH_ARG_INT(args, LAST);
-    if (n_seqs < 1 || n_seqs > ep.n_ubatch) return ath_tool_fail("--seqs expects 1 to %d (-ub), but got %lld",
-                                                                 ep.n_ubatch, (long long)n_seqs);
+    if (n_seqs < 1 || n_seqs > ep.n_ubatch)
+        return ath_tool_fail("--seqs expects 1 to %d (-ub), but got %lld", ep.n_ubatch, (long long)n_seqs);
     if (ATH_ARG_GIVEN(args, LAST) && last < 1) return ath_tool_fail("--last expects 1 or more");
     if (ATH_ARG_INT(args, DECODE_FROM) < 0) return ath_tool_fail("--decode-from expects 0 or more");
     run->n_seqs = (size_t)n_seqs;
@@ -119,7 +120,8 @@ static int open_all(logits_run *run, const ath_args *args) {
     if (!ATH_ARG_GIVEN(args, CTX_SIZE)) sp.n_ctx = (int64_t)run->n_ids;
     sp.n_seqs = (int)n_seqs;
     if (ath_engine_open(&run->engine, &ep, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
-    if (ath_session_open(&run->session, run->engine, &sp, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
+    if (ath_session_open(&run->session, run->engine, &sp, &err) != ATH_OK)
+        return ath_tool_fail("%s", err.message);
     if ((int64_t)run->n_ids > ath_session_n_ctx(run->session))
         return ath_tool_fail("%zu tokens do not fit into a context of %lld (-c)", run->n_ids,
                              (long long)ath_session_n_ctx(run->session));

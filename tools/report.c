@@ -5,8 +5,12 @@
 
 #include "json.h"
 
-static double mib(size_t bytes) { return (double)bytes / 1048576.0; }
-static double per_second(size_t n, double ms) { return n && ms > 0 ? (double)n / ms * 1e3 : 0; }
+static double mib(size_t bytes) {
+    return (double)bytes / 1048576.0;
+}
+static double per_second(size_t n, double ms) {
+    return n && ms > 0 ? (double)n / ms * 1e3 : 0;
+}
 
 double ath_report_share(const ath_session_stats *s) {
     double compressed = (double)(s->k_rows_compressed + s->v_rows_compressed);
@@ -20,23 +24,26 @@ void ath_report_start(const ath_report *r) {
     ath_engine_get_info(r->engine, &e);
     ath_session_get_stats(r->session, &s);
     ath_tool_log(ATH_LOG_INFO, "athanor    %s", ATHANOR_VERSION);
-    ath_tool_log(ATH_LOG_INFO, "model      %s%s%s, %s, %s, %.1f M parameters, %.1f MiB", e.name, *e.name ? ": " : "", e.path,
-                 e.arch, e.file_type, (double)e.n_params * 1e-6, mib(e.file_bytes));
+    ath_tool_log(ATH_LOG_INFO, "model      %s%s%s, %s, %s, %.1f M parameters, %.1f MiB", e.name,
+                 *e.name ? ": " : "", e.path, e.arch, e.file_type, (double)e.n_params * 1e-6,
+                 mib(e.file_bytes));
     ath_tool_log(ATH_LOG_INFO, "device     %s (prefill: %d threads)", e.device, e.n_threads_batch);
     const ath_arg *layers = &r->args->values[ATH_FLAG_GPU_LAYERS];
     if (layers->name && strcmp(layers->text, "0") != 0)
-        ath_tool_log(ATH_LOG_INFO, "           %s %s: this build has no GPU support, the CPU is used", layers->name, layers->text);
+        ath_tool_log(ATH_LOG_INFO, "           %s %s: this build has no GPU support, the CPU is used",
+                     layers->name, layers->text);
     ath_tool_log(ATH_LOG_INFO, "matmul     %s", e.matmul_kernel);
     ath_tool_log(ATH_LOG_INFO, "attention  %s", s.attention_kernel);
-    ath_tool_log(ATH_LOG_INFO, "cache      K %s, V %s; %.1f bytes per token (f16: %.1f); %.1f MiB now, %.1f MiB at -c %lld",
+    ath_tool_log(ATH_LOG_INFO,
+                 "cache      K %s, V %s; %.1f bytes per token (f16: %.1f); %.1f MiB now, %.1f MiB at -c %lld",
                  s.type_k, s.type_v, s.bytes_per_token, s.bytes_per_token_f16, mib(s.cache_bytes),
                  mib(s.cache_bytes_at_ctx), (long long)ath_session_n_ctx(r->session));
     if (r->sampler) ath_tool_log(ATH_LOG_INFO, "sampler    %s", r->sampler);
 }
 
 static void time_line(const char *name, double ms, size_t n, const char *unit) {
-    ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f ms / %5zu %s ( %8.2f ms per token, %8.2f tokens per second)", name, ms, n, unit,
-                 n ? ms / (double)n : 0, per_second(n, ms));
+    ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f ms / %5zu %s ( %8.2f ms per token, %8.2f tokens per second)",
+                 name, ms, n, unit, n ? ms / (double)n : 0, per_second(n, ms));
 }
 
 void ath_report_times(const ath_report *r) {
@@ -48,15 +55,17 @@ void ath_report_times(const ath_report *r) {
     ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f ms", "load time", e.load_ms);
     time_line("prompt eval time", r->prompt_ms, r->n_prompt, "tokens");
     time_line("eval time", r->eval_ms, r->n_eval, "runs  ");
-    ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f ms / %5zu tokens", "total time", ath_tool_now_ms() - r->start_ms,
-                 r->n_prompt + r->n_eval);
-    ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f MiB; %.1f %% of the rows read were compressed", "cache", mib(s.cache_bytes),
-                 100 * ath_report_share(&s));
+    ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f ms / %5zu tokens", "total time",
+                 ath_tool_now_ms() - r->start_ms, r->n_prompt + r->n_eval);
+    ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f MiB; %.1f %% of the rows read were compressed", "cache",
+                 mib(s.cache_bytes), 100 * ath_report_share(&s));
 }
 
 /* ---- JSON */
 
-static void add(cJSON *json, const char *name, double value) { cJSON_AddNumberToObject(json, name, value); }
+static void add(cJSON *json, const char *name, double value) {
+    cJSON_AddNumberToObject(json, name, value);
+}
 
 static void add_engine(cJSON *json, const ath_engine *engine) {
     ath_engine_info e;

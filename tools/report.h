@@ -8,9 +8,9 @@ typedef struct ath_report {
     const ath_args *args;
     const ath_engine *engine;
     const ath_session *session;
-    const char *sampler;           /* its chain; NULL: none */
-    const char *stop;              /* why generation ended; NULL: it has not */
-    size_t n_prompt, n_eval;       /* tokens evaluated in prefill; one by one */
+    const char *sampler;     /* its chain; NULL: none */
+    const char *stop;        /* why generation ended; NULL: it has not */
+    size_t n_prompt, n_eval; /* tokens evaluated in prefill; one by one */
     size_t n_generated, n_shifts;
     double start_ms, prompt_ms, eval_ms, sample_ms;
     const ath_token *prompt, *ids; /* [n_ids_prompt], [n_generated] */

@@ -1,5 +1,5 @@
-/* From flags to a sampler. The tokens that only the vocabulary knows (ends of text, DRY's breakers) are found here,
- * because the sampler has no tokenizer. */
+/* From flags to a sampler. The tokens that only the vocabulary knows (ends of text, DRY's breakers) are found
+ * here, because the sampler has no tokenizer. */
 #include "sampling.h"
 
 #include <limits.h>
@@ -23,7 +23,8 @@ static int parse_bias(const char *text, int64_t n_vocab, ath_logit_bias *out) {
     if (at == text || (*at != '+' && *at != '-'))
         return ath_tool_fail("--logit-bias expects ID+X or ID-X, but got \"%.40s\"", text);
     if (id < 0 || id >= n_vocab)
-        return ath_tool_fail("--logit-bias %.40s: there is no such token among %lld", text, (long long)n_vocab);
+        return ath_tool_fail("--logit-bias %.40s: there is no such token among %lld", text,
+                             (long long)n_vocab);
     double bias = strtod(at, &end);
     if (end == at + 1 || *end || isnan(bias))
         return ath_tool_fail("--logit-bias expects ID+X or ID-X, but got \"%.40s\"", text);
@@ -57,11 +58,13 @@ static int find_eog(const ath_engine *e, int64_t n_vocab, sampler_lists *lists) 
 /* ---- breakers of DRY: what ath_dry_breaker in athanor_sample.h asks for */
 
 /* The breaker {token, ids of the text `rest`}. */
-static int add_breaker(const ath_engine *e, sampler_lists *lists, ath_token token, const char *rest, size_t size) {
+static int add_breaker(const ath_engine *e, sampler_lists *lists, ath_token token, const char *rest,
+                       size_t size) {
     ath_token *ids = NULL;
     size_t n = 0;
     ath_error err;
-    if (size && ath_tokenize(e, rest, size, 0, &ids, &n, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
+    if (size && ath_tokenize(e, rest, size, 0, &ids, &n, &err) != ATH_OK)
+        return ath_tool_fail("%s", err.message);
     ath_token *all = malloc((n + 1) * sizeof *all);
     if (lists->n_breakers == lists->cap_breakers) {
         size_t cap = lists->cap_breakers ? 2 * lists->cap_breakers : 64;
@@ -81,8 +84,8 @@ static int add_breaker(const ath_engine *e, sampler_lists *lists, ath_token toke
 }
 
 /* One breaker text against one token's text. */
-static int match_breaker(const ath_engine *e, sampler_lists *lists, ath_token token, const char *piece, size_t n_piece,
-                         const char *text, size_t n_text) {
+static int match_breaker(const ath_engine *e, sampler_lists *lists, ath_token token, const char *piece,
+                         size_t n_piece, const char *text, size_t n_text) {
     if (memmem(piece, n_piece, text, n_text)) return add_breaker(e, lists, token, NULL, 0);
     for (size_t n = n_text - 1 < n_piece ? n_text - 1 : n_piece; n > 0; n--) {
         if (memcmp(piece + n_piece - n, text, n) != 0) continue;
@@ -92,7 +95,8 @@ static int match_breaker(const ath_engine *e, sampler_lists *lists, ath_token to
     return -1;
 }
 
-static int add_breaker_text(const ath_engine *e, int64_t n_vocab, sampler_lists *lists, const char *text, size_t size) {
+static int add_breaker_text(const ath_engine *e, int64_t n_vocab, sampler_lists *lists, const char *text,
+                            size_t size) {
     char piece[1024]; /* longer tokens are no punctuation */
     for (int64_t id = 0; id < n_vocab && size; id++) {
         size_t n = ath_token_piece(e, (ath_token)id, true, piece, sizeof piece);
@@ -153,20 +157,24 @@ static int copy_ints(const ath_args *args, ath_sampler_params *p) {
                 {ATH_FLAG_MIROSTAT, &p->mirostat}};
     for (size_t i = 0; i < sizeof ints / sizeof ints[0]; i++) {
         const ath_arg *arg = &args->values[ints[i].id];
-        if (arg->number < INT_MIN || arg->number > INT_MAX) return ath_tool_fail("%s %s is out of range", arg->name, arg->text);
+        if (arg->number < INT_MIN || arg->number > INT_MAX)
+            return ath_tool_fail("%s %s is out of range", arg->name, arg->text);
         *ints[i].to = (int32_t)arg->number;
     }
     int64_t seed = ATH_ARG_INT(args, SEED);
-    if (seed < -1 || seed > UINT32_MAX) return ath_tool_fail("--seed expects -1 to %u, but got %lld", UINT32_MAX, (long long)seed);
+    if (seed < -1 || seed > UINT32_MAX)
+        return ath_tool_fail("--seed expects -1 to %u, but got %lld", UINT32_MAX, (long long)seed);
     p->seed = (uint32_t)seed;
     return -1;
 }
 
 static int parse_steps(const ath_args *args, ath_sampler_params *p) {
     ath_error err;
-    if (ATH_ARG_GIVEN(args, SAMPLERS) && ath_sampler_parse_names(p, ATH_ARG_TEXT(args, SAMPLERS), &err) != ATH_OK)
+    if (ATH_ARG_GIVEN(args, SAMPLERS) &&
+        ath_sampler_parse_names(p, ATH_ARG_TEXT(args, SAMPLERS), &err) != ATH_OK)
         return ath_tool_fail("%s", err.message);
-    if (ATH_ARG_GIVEN(args, SAMPLER_SEQ) && ath_sampler_parse_letters(p, ATH_ARG_TEXT(args, SAMPLER_SEQ), &err) != ATH_OK)
+    if (ATH_ARG_GIVEN(args, SAMPLER_SEQ) &&
+        ath_sampler_parse_letters(p, ATH_ARG_TEXT(args, SAMPLER_SEQ), &err) != ATH_OK)
         return ath_tool_fail("%s", err.message);
     return -1;
 }
@@ -187,7 +195,8 @@ int ath_tool_make_sampler(ath_sampler **out, const ath_args *args, const ath_eng
     p.dry_breakers = lists.breakers;
     p.n_dry_breakers = (int32_t)lists.n_breakers;
     ath_error err;
-    if (code < 0 && ath_sampler_create(out, &p, (int32_t)info.n_vocab, lists.eog, lists.n_eog, &err) != ATH_OK)
+    if (code < 0 &&
+        ath_sampler_create(out, &p, (int32_t)info.n_vocab, lists.eog, lists.n_eog, &err) != ATH_OK)
         code = ath_tool_fail("%s", err.message);
     for (size_t i = 0; i < lists.n_breakers; i++) free((void *)lists.breakers[i].tokens);
     free(lists.breakers);

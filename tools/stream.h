@@ -1,4 +1,5 @@
-/* Text to a terminal or pipe as it is made: only whole UTF-8 characters, and it knows when a stop text has come. */
+/* Text to a terminal or pipe as it is made: only whole UTF-8 characters, and it knows when a stop text has
+ * come. */
 #ifndef ATH_TOOL_STREAM_H
 #define ATH_TOOL_STREAM_H
 

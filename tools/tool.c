@@ -48,9 +48,9 @@ int ath_tool_log_open(const ath_args *args) {
     return -1;
 }
 
-static void write_line(FILE *file, ath_log_level level, const char *line) {
+static void write_line(FILE *file, double seconds, ath_log_level level, const char *line) {
     static const char letters[] = "?EWI?D";
-    if (the_log.timestamps) fprintf(file, "%.3f ", (ath_tool_now_ms() - the_log.start_ms) * 1e-3);
+    if (the_log.timestamps) fprintf(file, "%.3f ", seconds);
     if (the_log.prefix) fprintf(file, "%c ", letters[level]);
     fprintf(file, "%s%s\n", level == ATH_LOG_WARN ? "warning: " : "", line);
 }
@@ -58,8 +58,11 @@ static void write_line(FILE *file, ath_log_level level, const char *line) {
 void ath_tool_log_callback(void *user, ath_log_level level, const char *line) {
     (void)user;
     if ((int)level > the_log.level) return;
-    write_line(stderr, level, line);
-    if (the_log.file) write_line(the_log.file, level, line), fflush(the_log.file);
+    double seconds = (ath_tool_now_ms() - the_log.start_ms) * 1e-3;
+    write_line(stderr, seconds, level, line);
+    if (!the_log.file) return;
+    write_line(the_log.file, seconds, level, line);
+    fflush(the_log.file);
 }
 
 void ath_tool_log(ath_log_level level, const char *format, ...) {
@@ -73,8 +76,10 @@ void ath_tool_log(ath_log_level level, const char *format, ...) {
 
 int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **argv) {
     int code = ath_args_parse(args, program, argc, argv);
-    if (code < 0 && program->bit & (ATH_PROGRAM_C | ATH_PROGRAM_T | ATH_PROGRAM_L)) code = ath_tool_log_open(args);
-    for (size_t i = 0; code < 0 && i < args->n_warnings; i++) ath_tool_log(ATH_LOG_WARN, "%s", args->warnings[i]);
+    if (code < 0 && program->bit & (ATH_PROGRAM_C | ATH_PROGRAM_T | ATH_PROGRAM_L))
+        code = ath_tool_log_open(args);
+    for (size_t i = 0; code < 0 && i < args->n_warnings; i++)
+        ath_tool_log(ATH_LOG_WARN, "%s", args->warnings[i]);
     return code;
 }
 
@@ -122,7 +127,8 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     if (code < 0) code = thread_count(args, ATH_FLAG_THREADS_BATCH, &p->n_threads_batch);
     if (code < 0) code = in_int(args, ATH_FLAG_UBATCH, 1, &p->n_ubatch);
     if (code < 0) code = in_int(args, ATH_FLAG_BATCH, 1, &batch);
-    if (code < 0 && ATH_ARG_GIVEN(args, YARN_ORIG_CTX)) code = in_int(args, ATH_FLAG_YARN_ORIG_CTX, 1, &p->yarn_orig_ctx);
+    if (code < 0 && ATH_ARG_GIVEN(args, YARN_ORIG_CTX))
+        code = in_int(args, ATH_FLAG_YARN_ORIG_CTX, 1, &p->yarn_orig_ctx);
     if (code < 0 && batch < p->n_ubatch) p->n_ubatch = batch;
     return code;
 }
@@ -178,7 +184,8 @@ size_t ath_tool_unescape(char *text, size_t size) {
     static const char letters[] = "ntr\"'\\", meanings[] = "\n\t\r\"'\\";
     size_t out = 0;
     for (size_t at = 0; at < size; at++) {
-        const char *letter = text[at] == '\\' && at + 1 < size ? memchr(letters, text[at + 1], sizeof letters - 1) : NULL;
+        const char *letter =
+            text[at] == '\\' && at + 1 < size ? memchr(letters, text[at + 1], sizeof letters - 1) : NULL;
         if (letter) {
             text[out++] = meanings[letter - letters];
             at++;

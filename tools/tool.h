@@ -20,7 +20,8 @@ int ath_tool_fail(const char *format, ...) __attribute__((format(printf, 1, 2)))
 /* Parses the command line, opens the log and shows the parser's warnings. Returns -1, or the exit code. */
 int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **argv);
 
-/* The log: lines for people on stderr (and in --log-file), as loud as -lv says. Levels as in ath_log_level. */
+/* The log: lines for people on stderr (and in --log-file), as loud as -lv says. Levels as in ath_log_level.
+ */
 int ath_tool_log_open(const ath_args *args);
 void ath_tool_log(ath_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void ath_tool_log_callback(void *user, ath_log_level level, const char *line);
@@ -44,7 +45,8 @@ typedef struct ath_outfile {
     char *temporary; /* NULL: written in place, because the path is a device or a pipe */
 } ath_outfile;
 int ath_outfile_open(ath_outfile *out, const char *path);
-/* Both return 0, or 1 after an error line. After commit or abandon the handle is empty; abandoning an empty one is fine. */
+/* Both return 0, or 1 after an error line. After commit or abandon the handle is empty; abandoning an empty
+ * one is fine. */
 int ath_outfile_commit(ath_outfile *out);
 void ath_outfile_abandon(ath_outfile *out);
 

@@ -35,7 +35,7 @@ static bool parse_layers(const char **at, int n_layers, bool *chosen) {
         last = first;
         if (**at == '-') {
             ++*at;
-            if (!parse_layer(at, n_layers, &last)) return false;
+            if (!parse_layer(at, n_layers, &last) || last < first) return false;
         }
         for (int il = first; il <= last; il++) chosen[il] = true;
     } while (*(*at)++ == ',');

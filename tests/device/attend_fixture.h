@@ -140,24 +140,35 @@ static inline int64_t first_visible(const attend_config *c, int64_t pos) {
 
 static const float test_sink_logits[64] = {0.5f, -1.0f, 2.0f, 0.0f, 1.5f, -3.0f, 4.0f, 1.0f};
 
+static const void **slice(void *const *all, int64_t first, int64_t last) {
+    const void **part = xmalloc((size_t)(last - first + 1) * sizeof *part);
+    for (int64_t i = first; i <= last; i++) part[i - first] = all[i];
+    return part;
+}
+
 /* Only what attention may read is handed over: pages and tiles outside that are not even in the arrays. */
 static void attend(ath_device *dev, const batch_seq *batch, int n, const float *q, float *out, ath_attn_counters *counters) {
     const attend_config *c = &batch[0].cache->c;
     ath_attn_seq seqs[MAX_BATCH];
+    const void **parts[MAX_BATCH][3] = {{NULL}};
     int64_t row = 0;
     for (int i = 0; i < n; i++) {
         const cache *x = batch[i].cache;
         int64_t first = first_visible(c, batch[i].pos0) / ATH_PAGE_TOKENS;
+        int64_t last = (batch[i].pos0 + batch[i].n_rows - 1) / ATH_PAGE_TOKENS;
         int64_t recent = batch[i].pos0 / ATH_PAGE_TOKENS - 1;
-        if (recent < 0) recent = 0;
+        if (recent < first) recent = first;
+        parts[i][0] = slice((void *const *)x->pages, first, last);
         seqs[i] = (ath_attn_seq){.row0 = row, .n_rows = batch[i].n_rows, .pos0 = batch[i].pos0, .first_page = first,
-                                 .pages = (const uint8_t *const *)x->pages + first, .first_recent = recent};
+                                 .pages = (const uint8_t *const *)parts[i][0], .first_recent = recent};
         if (!ath_kv_type_is_raw(c->type_k)) {
-            seqs[i].recent_k = (const uint16_t *const *)x->tiles[0] + recent;
+            parts[i][1] = slice((void *const *)x->tiles[0], recent, last);
+            seqs[i].recent_k = (const uint16_t *const *)parts[i][1];
             seqs[i].sink_k = x->sinks[0];
         }
         if (!ath_kv_type_is_raw(c->type_v)) {
-            seqs[i].recent_v = (const uint16_t *const *)x->tiles[1] + recent;
+            parts[i][2] = slice((void *const *)x->tiles[1], recent, last);
+            seqs[i].recent_v = (const uint16_t *const *)parts[i][2];
             seqs[i].sink_v = x->sinks[1];
         }
         row += batch[i].n_rows;
@@ -168,6 +179,8 @@ static void attend(ath_device *dev, const batch_seq *batch, int n, const float *
                           .window = c->window, .k = {x->k, 0}, .v = {x->v, (size_t)c->n_kv_heads * x->k.bytes},
                           .seqs = seqs, .n_seqs = n, .q = q, .out = out, .counters = counters};
     ath_op_attend(dev, &args);
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < 3; j++) free(parts[i][j]);
 }
 
 static bool reads_encoded(const attend_config *c, int side, int64_t pos, int64_t token) {

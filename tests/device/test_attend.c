@@ -84,7 +84,7 @@ static void check(const attend_config *c, const batch_seq *b) {
         attend(devices[i], b, 1, q, again, &counters);
         for (size_t j = 0; j < n; j++)
             if (ath_f32_bits(out[j]) != ath_f32_bits(again[j]))
-                fail_msg("%s, %d threads differs from plain C at %d: %a, %a: %s", ath_device_describe(devices[i]),
+                fail_msg("%s, at most %d threads, differs from plain C at %d: %a, %a: %s", ath_device_describe(devices[i]),
                          device_kinds[i].threads, (int)j, (double)out[j], (double)again[j], describe(c, b));
     }
     free(q);

@@ -121,7 +121,8 @@ static ath_kv_layout layout_of(ath_kv_type type, int dim, bool key) {
     return layout;
 }
 
-/* A random tile: channels of unequal size, some tokens zero, one channel constant. */
+/* A random tile: channels of unequal size, one of them constant; a V token of zeros, and one of two equal values, whose
+ * transform is exactly zero in half of the channels. */
 static uint16_t *random_tile(const ath_kv_layout *layout) {
     size_t dim = (size_t)layout->head_dim;
     uint16_t *tile = malloc(dim * TOKENS * sizeof *tile);
@@ -129,7 +130,8 @@ static uint16_t *random_tile(const ath_kv_layout *layout) {
     for (size_t c = 0; c < dim; c++) {
         float size = c % 5 == 0 ? 30.0f : c % 7 == 0 ? 1e-4f : 1.0f, mean = c % 11 == 0 ? 50.0f : 0.0f;
         for (size_t t = 0; t < TOKENS; t++) {
-            float x = c == 3 ? 2.0f : t == 77 && !layout->is_key ? 0.0f : normal() * size + mean;
+            float x = c == 3 ? 2.0f : normal() * size + mean;
+            if (!layout->is_key && (t == 77 || t == 78)) x = t == 78 && (c == 1 || c == 2) ? 1.0f : 0.0f;
             tile[layout->is_key ? c * TOKENS + t : t * dim + c] = ath_f32_to_f16(x);
         }
     }

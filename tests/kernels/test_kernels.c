@@ -338,7 +338,7 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-enum { BENCH_IN = 2048, BENCH_BYTES = 64 << 20, BENCH_COLUMNS = 512, BENCH_PANELS = 8 };
+enum { BENCH_IN = 2048, BENCH_BYTES = 64 << 20, BENCH_COLUMNS = 512, BENCH_PIECE = 2 << 20 };
 
 /* Seconds for n_panels panels against n_tiles tiles of one width. */
 static double bench_run(const ath_matmul_kernels *k, int format, const uint8_t *panels, int64_t n_panels,
@@ -377,15 +377,20 @@ static void bench_format(const ath_matmul_kernels *k, int format, uint8_t *panel
     size_t act_bytes = ath_tile_bytes(is_quantised(format), p.width, BENCH_IN);
     for (int64_t i = 0; i < n_tiles; i++) memcpy(act + (size_t)i * act_bytes, p.act, act_bytes);
     bool c = k->tile[format][0] != NULL && strcmp(k->isa, "c") == 0;
-    int64_t n_decode = c ? 16 : n_panels, n_prefill = c ? 1 : BENCH_PANELS;
+    /* Short pieces, the fastest counts: a piece is seldom interrupted. Decode's pieces are all different
+     * memory. */
+    int64_t n_decode = c ? 4 : BENCH_PIECE / (int64_t)panel_bytes, n_pieces = c ? 1 : n_panels / n_decode;
+    int64_t n_columns = c ? p.width : BENCH_COLUMNS;
     double decode = 1e9, prefill = 1e9;
-    for (int i = 0; i < (c ? 1 : 5); i++) {
-        decode = fmin(decode, bench_run(k, format, panels, n_decode, act, 1, 1));
-        prefill = fmin(prefill, bench_run(k, format, panels, n_prefill, act, c ? 1 : n_tiles, p.width));
+    for (int64_t i = 0; i < 2 * n_pieces; i++) {
+        const uint8_t *piece = panels + (size_t)(i % n_pieces * n_decode) * panel_bytes;
+        decode = fmin(decode, bench_run(k, format, piece, n_decode, act, 1, 1));
     }
-    double macs = (double)n_prefill * ROWS * BENCH_IN * (c ? p.width : BENCH_COLUMNS);
+    for (int64_t i = 0; i < 2 * n_pieces; i++)
+        prefill = fmin(prefill, bench_run(k, format, panels, 1, act, n_columns / p.width, p.width));
     printf("%-8s %-12s %8.2f %10.1f\n", ath_tensor_type_get((int)type_of(format))->name, k->isa,
-           (double)n_decode * (double)panel_bytes / decode * 1e-9, macs / prefill * 1e-9);
+           (double)n_decode * (double)panel_bytes / decode * 1e-9,
+           (double)(ROWS * BENCH_IN * n_columns) / prefill * 1e-9);
     fflush(stdout);
     free_problem(&p);
 }
