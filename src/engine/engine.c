@@ -171,7 +171,7 @@ void ath_engine_get_info(const ath_engine *e, ath_engine_info *info) {
     info->n_vocab = m->n_vocab;
     info->n_ctx_train = m->n_ctx_train;
     info->n_embd = m->n_embd;
-    info->n_ff = m->n_experts ? m->n_ff_expert : m->n_ff;
+    info->n_ff = m->router.n_experts ? m->n_ff_expert : m->n_ff;
     info->n_layers = m->n_layers;
     info->n_heads = m->layers[0].n_heads;
     info->n_kv_heads = m->layers[0].n_kv_heads;

@@ -66,7 +66,7 @@ void ath_block_qkv(const ath_model *m, ath_pass *p, int il, const float *h) {
     if (m->attn_temperature != 0) scale_queries(m, p, l->wq.n_out);
 }
 
-void ath_block_attend(const ath_model *m, ath_pass *p, int il) {
+void ath_block_attention(const ath_model *m, ath_pass *p, int il) {
     const ath_layer *l = &m->layers[il];
     ath_kv_append(p->kv, il, p->k, p->v);
     ath_attn_args args = {
@@ -78,6 +78,11 @@ void ath_block_attend(const ath_model *m, ath_pass *p, int il) {
         .out = p->att,
     };
     ath_kv_attend(p->kv, il, &args);
+}
+
+void ath_block_attend(const ath_model *m, ath_pass *p, int il) {
+    const ath_layer *l = &m->layers[il];
+    ath_block_attention(m, p, il);
     product(p, &l->wo, p->att, p->proj);
     add_bias(p, p->proj, l->bo, m->n_embd);
 }
@@ -104,17 +109,18 @@ static void feed_dense(const ath_model *m, ath_pass *p, const ath_ffn *f, const 
 }
 
 static void add_expert_bias(const ath_model *m, const ath_pass *p, float *x, const float *bias, int64_t n) {
-    if (bias) ath_op_add_expert_bias(p->dev, x, bias, p->expert, n, p->rows * m->n_experts_used);
+    if (bias) ath_op_add_expert_bias(p->dev, x, bias, p->expert, n, p->rows * m->router.n_used);
 }
 
 static void feed_experts(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h) {
     const ath_ffn *f = &l->ffn;
-    int n_used = m->n_experts_used;
+    int n_used = m->router.n_used;
     int64_t n_ff = f->up.n_out;
     product(p, &l->router, h, p->router);
-    add_bias(p, p->router, l->b_router, m->n_experts);
-    ath_op_route(p->dev, p->router, m->n_experts, n_used, m->experts_renormalise, 1, p->expert,
-                 p->expert_weight, p->rows);
+    add_bias(p, p->router, l->b_router, m->router.n_experts);
+    ath_router choice = m->router;
+    choice.bias = l->b_choice;
+    ath_op_route(p->dev, &choice, p->router, p->expert, p->expert_weight, p->rows);
     const ath_weight *w[] = {&f->gate, &f->up}, *down = &f->down;
     float *out[] = {p->gate, p->up};
     ath_op_matmul_experts(p->dev, w, out, 2, h, 1, p->expert, n_used, p->rows);

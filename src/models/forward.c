@@ -15,7 +15,7 @@ void ath_model_kv_layers(const ath_model *m, ath_kv_layer *layers) {
 }
 
 typedef struct widths { /* float32 values per row of each buffer */
-    int64_t q, k, v, att, ff, expert_out, router, expert, pos_id;
+    int64_t q, k, v, att, ff, expert_out, router, expert, pos_id, head;
 } widths;
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -27,12 +27,13 @@ static widths pass_widths(const ath_model *m) {
         w.q = max64(w.q, (int64_t)l->n_heads * l->head_dim_k);
         w.k = max64(w.k, (int64_t)l->n_kv_heads * l->head_dim_k);
         w.v = max64(w.v, (int64_t)l->n_kv_heads * l->head_dim_v);
+        if (l->wk_b.data) w.head = max64(w.head, l->n_heads);
         w.att = max64(w.att, (int64_t)l->n_heads * l->head_dim_v);
     }
-    int used = m->n_experts_used;
+    int used = m->router.n_used;
     w.ff = max64(max64(m->n_ff, m->n_ff_expert * used), m->n_ff_shared);
     w.expert_out = m->n_embd * used;
-    w.router = m->n_experts;
+    w.router = m->router.n_experts;
     w.expert = used;
     w.pos_id = m->pos_embd.data != NULL;
     return w;
@@ -53,6 +54,7 @@ static size_t place(ath_pass *p, const ath_model *m, int64_t rows, char *memory)
         {(void **)&p->expert_out, w.expert_out, sizeof(float)}, {(void **)&p->router, w.router, sizeof(float)},
         {(void **)&p->expert, w.expert, sizeof(int32_t)},       {(void **)&p->expert_weight, w.expert, sizeof(float)},
         {(void **)&p->pos_id, w.pos_id, sizeof(int32_t)},       {(void **)&p->row_scale, 1, sizeof(float)},
+        {(void **)&p->scratch, m->n_scratch, sizeof(float)},    {(void **)&p->head, w.head, sizeof(int32_t)},
     };
     size_t at = 0;
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {

@@ -236,7 +236,7 @@ static void load_shared_expert(ath_loader *in, ath_layer *l, int il) {
 
 void ath_load_experts(ath_loader *in, ath_layer *l, int il) {
     const ath_model *m = in->model;
-    int64_t n_embd = m->n_embd, n_ff = m->n_ff_expert, n = m->n_experts;
+    int64_t n_embd = m->n_embd, n_ff = m->n_ff_expert, n = m->router.n_experts;
     ath_ffn *f = &l->ffn;
     ath_load_matrix(in, &l->router, n_embd, n, 1, 0, "blk.%d.ffn_gate_inp.weight", il);
     ath_load_matrix(in, &f->gate, n_embd, n_ff, n, 0, "blk.%d.ffn_gate_exps.weight", il);
@@ -260,7 +260,7 @@ void ath_load_layer(ath_loader *in, ath_layer *l, int il) {
     l->attn_norm = ath_load_norm(in, n_embd, "blk.%d.attn_norm", il);
     ath_load_attention(in, l, il);
     l->ffn_norm = ath_load_norm(in, n_embd, "blk.%d.ffn_norm", il);
-    if (in->model->n_experts)
+    if (in->model->router.n_experts)
         ath_load_experts(in, l, il);
     else
         ath_load_ffn(in, l, il);
@@ -285,10 +285,12 @@ static void load_dimensions(ath_loader *in) {
     m->n_ctx_train = ath_load_u32(in, "context_length", 0);
     const char *eps = m->arch->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
     m->norm_eps = ath_load_f32(in, eps, 0);
-    m->n_experts = (int)ath_load_u32(in, "expert_count", 0);
-    m->n_experts_used = (int)ath_load_u32(in, "expert_used_count", 0);
+    m->router.n_experts = (int)ath_load_u32(in, "expert_count", 0);
+    m->router.n_used = (int)ath_load_u32(in, "expert_used_count", 0);
     m->embd_scale = m->residual_scale = m->logit_scale = 1;
-    m->experts_renormalise = true;
+    m->router.renormalise = true;
+    m->router.scale = 1;
+    m->yarn_factor = 1;
     if (in->status != ATH_OK) return;
     if (m->n_layers < 1 || m->n_layers > 4096)
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.block_count is missing or out of range (%d)", in->arch, m->n_layers);
@@ -298,10 +300,10 @@ static void load_dimensions(ath_loader *in) {
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.context_length is missing or zero", in->arch);
     if (!(m->norm_eps > 0 && m->norm_eps < 1))
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.%s is missing or out of range", in->arch, eps);
-    if (m->n_experts < 0 || m->n_experts > 4096 || m->n_experts_used > m->n_experts ||
-        (m->n_experts && m->n_experts_used < 1))
+    if (m->router.n_experts < 0 || m->router.n_experts > ATH_MAX_EXPERTS || m->router.n_used > m->router.n_experts ||
+        (m->router.n_experts && m->router.n_used < 1))
         ath_load_fail(in, ATH_ERR_FORMAT, "keys %s.expert_count %d and expert_used_count %d make no sense", in->arch,
-                      m->n_experts, m->n_experts_used);
+                      m->router.n_experts, m->router.n_used);
 }
 
 static void check_heads(ath_loader *in, const ath_layer *l, int il) {
@@ -337,7 +339,7 @@ static void load_heads(ath_loader *in) {
         check_heads(in, l, il);
     }
     m->n_ff = ff[0];
-    if (m->n_experts) {
+    if (m->router.n_experts) {
         m->n_ff_expert = ath_load_u32(in, "expert_feed_forward_length", ff[0]);
         m->n_ff_shared = ath_load_u32(in, "expert_shared_feed_forward_length", 0);
     }
@@ -414,7 +416,7 @@ void ath_model_free(ath_model *m) {
         ath_layer *l = &m->layers[il];
         ath_weight *weights[] = {&l->wq,       &l->wk,       &l->wv,     &l->wo,          &l->ffn.gate,    &l->ffn.up,
                                  &l->ffn.down, &l->router,   &l->shared.gate, &l->shared.up, &l->shared.down,
-                                 &l->shared_router};
+                                 &l->shared_router, &l->wq_a, &l->wk_b, &l->wv_b};
         for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) ath_device_weight_free(weights[i]);
     }
     ath_device_weight_free(&m->embd);

@@ -49,11 +49,15 @@ typedef struct ath_layer {
     float *q_norm, *k_norm;           /* [head_dim], or the whole projection (ath_model.qk_norm_whole) */
     float *sinks;                     /* [n_heads] */
     ath_weight wo;                    /* [n_embd, n_heads*head_dim_v] */
+    /* Latent attention (deepseek2): wq takes the normed output of wq_a where there is one; wk gives latent and rope part. */
+    ath_weight wq_a, wk_b, wv_b;      /* [q_lora, n_embd]; n_heads of [kv_lora, nope], n_heads of [head_dim_v, kv_lora] */
+    float *q_a_norm, *kv_a_norm;      /* [q_lora], [kv_lora] */
     ath_norm post_attn_norm;          /* [n_embd] on the output of attention */
     ath_norm ffn_norm;                /* [n_embd] */
     ath_ffn ffn;                      /* of the experts if there is a router */
     ath_weight router;                /* [n_experts, n_embd] */
     float *b_router;                  /* [n_experts] */
+    float *b_choice;                  /* [n_experts] ath_router.bias */
     ath_ffn shared;                   /* the expert that every token takes */
     ath_weight shared_router;         /* [1, n_embd]: its output times sigmoid(shared_router . x) */
     ath_norm post_ffn_norm;           /* [n_embd] on the output of the feed-forward */
@@ -69,10 +73,10 @@ struct ath_model {
     ath_device *dev;      /* borrowed; NULL for metadata-only models */
     int n_layers;
     int64_t n_vocab, n_embd, n_ctx_train;
+    int64_t n_scratch;    /* floats per row of ath_pass.scratch */
     int64_t n_ctx_max;    /* learned positions end here; 0: no such limit */
     int64_t n_ff, n_ff_expert, n_ff_shared; /* widths of dense layers, of one expert, of the shared expert */
-    int n_experts, n_experts_used;
-    bool experts_renormalise; /* chosen weights sum to 1 */
+    ath_router router;    /* n_experts == 0: dense; bias: see ath_layer */
     ath_act act;
     float norm_eps;
     bool qk_norm_whole;   /* q and k norms run over all heads at once */
@@ -85,6 +89,7 @@ struct ath_model {
     float logit_scale;
     float final_softcap;  /* 0: none */
     ath_rope rope[ATH_ROPE_KINDS]; /* n_rot == 0: not in use */
+    double yarn_factor;   /* YaRN's extension of the context; 1: none */
     int64_t rope_long_above; /* context length above which ATH_ROPE_LONG takes the place of ATH_ROPE_FULL */
     ath_weight embd;      /* [n_vocab, n_embd], file layout */
     ath_weight pos_embd;  /* [n_ctx_max, n_embd], file layout: learned positions, added to the embeddings */
@@ -130,16 +135,18 @@ struct ath_pass {
     int64_t *pos;        /* [rows] position of each row in its sequence */
     int32_t *pos_id;     /* [rows] the same, for learned positions */
     float *row_scale;    /* [rows] scratch */
+    float *scratch;      /* [n_scratch] for the architecture's own use */
     float *x;            /* [n_embd] residual stream */
     float *h;            /* [n_embd] normed input of a block */
     float *q, *k, *v;    /* [n_heads*head_dim] ... */
     float *att;          /* [n_heads*head_dim_v] */
     float *proj;         /* [n_embd] output of a block */
-    float *gate, *up;    /* [n_ff], experts: [n_experts_used][n_ff_expert] */
-    float *expert_out;   /* [n_experts_used][n_embd] */
+    float *gate, *up;    /* [n_ff], experts: [n_used][n_ff_expert] */
+    float *expert_out;   /* [n_used][n_embd] */
     float *router;       /* [n_experts] */
-    int32_t *expert;     /* [n_experts_used] */
-    float *expert_weight; /* [n_experts_used] */
+    int32_t *head;       /* [n_heads] 0, 1, ...: "experts" of per-head matrices; latent attention only */
+    int32_t *expert;     /* [n_used] */
+    float *expert_weight; /* [n_used] */
     void *memory;
 };
 
@@ -207,7 +214,9 @@ void ath_load_windows(ath_loader *in, uint32_t default_period);
 
 /* q, k, v of h: projections, biases, norms where present, rotation. */
 void ath_block_qkv(const ath_model *m, ath_pass *p, int il, const float *h);
-/* Stores k, v; att = attention(q); proj = att . wo (+ bias). */
+/* Stores k, v; att = attention(q). */
+void ath_block_attention(const ath_model *m, ath_pass *p, int il);
+/* The same, then proj = att . wo (+ bias). */
 void ath_block_attend(const ath_model *m, ath_pass *p, int il);
 /* proj = down(act(gate(h)) * up(h)), or the chosen experts' sum of that where the layer has a router. */
 void ath_block_ffn(const ath_model *m, ath_pass *p, int il, const float *h);

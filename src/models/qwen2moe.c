@@ -8,10 +8,10 @@
 
 static void qwen2moe_load(ath_loader *in, ath_model *m) {
     ath_load_rope(in, ATH_LOAD_NEOX);
-    m->experts_renormalise = false;
-    if (m->n_experts_used)
+    m->router.renormalise = false;
+    if (m->router.n_used)
         m->n_ff_expert =
-            ath_load_u32(in, "expert_feed_forward_length", (uint32_t)(m->n_ff / m->n_experts_used));
+            ath_load_u32(in, "expert_feed_forward_length", (uint32_t)(m->n_ff / m->router.n_used));
     m->n_ff_shared = ath_load_u32(in, "expert_shared_feed_forward_length", (uint32_t)m->n_ff);
     for (int il = 0; il < m->n_layers; il++) ath_load_layer(in, &m->layers[il], il);
 }

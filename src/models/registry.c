@@ -7,6 +7,7 @@
 #define ARCHITECTURES(X)                                                                                     \
     X(cohere2, "cohere2")                                                                                    \
     X(command_r, "command-r")                                                                                \
+    X(deepseek2, "deepseek2")     \
     X(gemma, "gemma")                                                                                        \
     X(gemma2, "gemma2")                                                                                      \
     X(gemma3, "gemma3")                                                                                      \

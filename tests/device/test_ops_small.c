@@ -1,4 +1,4 @@
-/* The CPU device's element-wise ops and LayerNorm against double. */
+/* The CPU device's element-wise ops, LayerNorm, and the routes of experts in groups, against double. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -91,13 +91,65 @@ static void test_gelu(void **unused) {
     ath_device_free(dev);
 }
 
+static double group_value(const double *score, int n, bool two) {
+    double best = -1e9, second = -1e9;
+    for (int i = 0; i < n; i++) {
+        if (score[i] > best)
+            second = best, best = score[i];
+        else
+            second = fmax(second, score[i]);
+    }
+    return two ? best + second : best;
+}
+
+/* Is `e` among the experts of the chosen groups, and how many of those are better? */
+static int rank_in_groups(const double *score, int e, int n_experts, int n_groups, int n_used, bool two) {
+    int n = n_experts / n_groups, better = 0;
+    for (int o = 0; o < n_experts; o++) {
+        int ahead = 0;
+        for (int g = 0; g < n_groups; g++)
+            ahead += group_value(score + g * n, n, two) > group_value(score + o / n * n, n, two);
+        if (o == e && ahead >= n_used) return -1;
+        better += ahead < n_used && score[o] > score[e];
+    }
+    return better;
+}
+
+static void test_routes(void **unused) {
+    (void)unused;
+    enum { EXPERTS = 24, GROUPS = 6, TABLES = 40, USED = 5 };
+    ath_device *dev = start();
+    for (int kind = 0; kind < 8; kind++) { /* sigmoid, bias, groups */
+        ath_router r = {.n_experts = EXPERTS, .n_used = USED, .sigmoid = kind & 1, .scale = 2.5f};
+        r.bias = kind & 2 ? bias : NULL;
+        r.n_groups = kind & 4 ? GROUPS : 1;
+        r.n_groups_used = 2;
+        float w[TABLES * USED];
+        int32_t expert[TABLES * USED];
+        ath_op_route(dev, &r, x, expert, w, TABLES);
+        for (int t = 0; t < TABLES; t++) {
+            double p[EXPERTS], score[EXPERTS], sum = 0;
+            for (int e = 0; e < EXPERTS; e++) sum += exp((double)x[t * EXPERTS + e]);
+            for (int e = 0; e < EXPERTS; e++) {
+                double l = x[t * EXPERTS + e];
+                p[e] = r.sigmoid ? 1 / (1 + exp(-l)) : exp(l) / sum;
+                score[e] = p[e] + (r.bias ? (double)bias[e] : 0);
+            }
+            for (int s = 0; s < USED; s++) {
+                int e = expert[t * USED + s];
+                assert_int_equal(rank_in_groups(score, e, EXPERTS, r.n_groups, 2, r.sigmoid), s);
+                assert_true(fabs((double)w[t * USED + s] - 2.5 * p[e]) < 2e-6);
+            }
+        }
+    }
+    ath_device_free(dev);
+}
+
 int main(void) {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layer_norm),
-        cmocka_unit_test(test_factors),
-        cmocka_unit_test(test_expert_bias),
-        cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_layer_norm), cmocka_unit_test(test_factors), cmocka_unit_test(test_expert_bias),
+        cmocka_unit_test(test_gelu),       cmocka_unit_test(test_routes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,9 @@
-/* The small ops: embedding, norms, sums, activations, routing. Each row is computed by itself in a fixed
+/* The small ops: embedding, norms, sums, activations, copies. Each row is computed by itself in a fixed
  * order; plain C that the compiler vectorises is enough for all but those with an exp. */
 #include <math.h>
 #include <string.h>
 
 #include "device/cpu/cpu_device.h"
-#include "kernels/vector_math.h"
 
 typedef struct embed_run {
     const ath_weight *w;
@@ -220,48 +219,22 @@ void ath_op_gelu(ath_device *dev, float *x, int64_t n) {
     ath_parallel_ranges(dev, gelu_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK);
 }
 
-typedef struct route_run {
-    const float *logits;
-    int n_experts, n_used;
-    bool renormalise;
-    float scale;
-    int32_t *expert;
-    float *weight;
-} route_run;
+typedef struct copy_run {
+    float *dst;
+    const float *src;
+    int64_t dst_stride, src_stride, n;
+} copy_run;
 
-/* Keeps the n_used largest in order while the sum is formed; an equal one that comes later stays behind. */
-static void route_row(const route_run *r, const float *logits, int32_t *expert, float *weight) {
-    float max = logits[0], sum = 0, sum_used = 0;
-    for (int e = 1; e < r->n_experts; e++) max = logits[e] > max ? logits[e] : max;
-    for (int e = 0; e < r->n_experts; e++) {
-        float p = ath_expf(logits[e] - max);
-        sum += p;
-        int kept = e < r->n_used ? e : r->n_used, slot = kept;
-        while (slot > 0 && p > weight[slot - 1]) slot--;
-        if (slot == r->n_used) continue;
-        for (int s = kept < r->n_used ? kept : kept - 1; s > slot; s--) {
-            weight[s] = weight[s - 1];
-            expert[s] = expert[s - 1];
-        }
-        weight[slot] = p;
-        expert[slot] = e;
-    }
-    for (int s = 0; s < r->n_used; s++) sum_used += weight[s] /= sum;
-    float factor = r->renormalise ? r->scale / (sum_used > 6.1035e-5f ? sum_used : 6.1035e-5f) : r->scale;
-    for (int s = 0; s < r->n_used; s++) weight[s] *= factor;
+static void copy_range(void *arg, int64_t begin, int64_t end) {
+    const copy_run *r = arg;
+    for (int64_t i = begin; i < end; i++)
+        memcpy(r->dst + i * r->dst_stride, r->src + i * r->src_stride, (size_t)r->n * sizeof(float));
 }
 
-static void route_range(void *arg, int64_t begin, int64_t end) {
-    const route_run *r = arg;
-    for (int64_t row = begin; row < end; row++)
-        route_row(r, r->logits + row * r->n_experts, r->expert + row * r->n_used,
-                  r->weight + row * r->n_used);
-}
-
-void ath_op_route(ath_device *dev, const float *logits, int n_experts, int n_used, bool renormalise,
-                  float scale, int32_t *expert, float *weight, int64_t rows) {
-    route_run r = {logits, n_experts, n_used, renormalise, scale, expert, weight};
-    ath_parallel_ranges(dev, route_range, &r, rows, 8 * n_experts);
+void ath_op_copy(ath_device *dev, float *dst, int64_t dst_stride, const float *src, int64_t src_stride, int64_t n,
+                 int64_t count) {
+    copy_run r = {dst, src, dst_stride, src_stride, n};
+    ath_parallel_ranges(dev, copy_range, &r, count, n / 4);
 }
 
 typedef struct mix_run {
