@@ -43,8 +43,11 @@ END {
             i ? n_equal " of " n_tokens : "-"
     print ""
     if (!first) print "Both caches gave the same " n_tokens " tokens."
-    else print "The first different token is number " first "; from there on each text goes its own way."
-    print "Reading: " field[0, "prompt_tokens"] " tokens of prompt. The cache holds the last pages in f16 besides the compressed ones."
+    else {
+        print "The first different token is number " first ". From there on the two runs continue different texts, so what agrees"
+        print "later is chance: two tokens that are almost equally likely are enough to part the ways for good."
+    }
+    print "The text that was read has " field[0, "prompt_tokens"] " tokens. \"MiB now\" includes the last pages, which are kept in f16."
     if (field[1, "share_compressed"] < 0.5) {
         print "error: less than half of the rows that " field[1, "type_k"] " read were compressed" >"/dev/stderr"
         exit 1

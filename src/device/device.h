@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/threads.h"
 #include "codec/tensor_type.h"
-#include "device/attention.h"
+#include "device/attention_args.h"
 
 typedef struct ath_device ath_device;
 

@@ -24,7 +24,7 @@ typedef struct world {
     uint32_t tokens[MAX_SEQS][MAX_TOKENS]; /* present ones and, during a batch, the new ones */
     uint32_t next_token;
     rng random;
-    bool check_all_pages; /* else one encoded page of each side per attention, chosen at random */
+    bool check_all_pages; /* else the last two and one of the others, chosen at random */
     /* the batch */
     const ath_kv_rows *rows;
     int n_rows_seqs;
@@ -126,10 +126,12 @@ static void check_query(world *w, const view *v, int64_t pos, int64_t window) {
     for (int64_t page = first / ATH_PAGE_TOKENS; page <= own; page++) {
         int from = page == first / ATH_PAGE_TOKENS ? (int)(first % ATH_PAGE_TOKENS) : 0;
         int to = page == own ? (int)(pos % ATH_PAGE_TOKENS) + 1 : ATH_PAGE_TOKENS;
-        if (raw || page >= own - 1)
-            check_plain(w, v, page, from, to);
-        else if (w->check_all_pages || page == chosen)
-            check_encoded(w, v, page);
+        if (page >= own - 1 || w->check_all_pages || page == chosen) {
+            if (raw || page >= own - 1)
+                check_plain(w, v, page, from, to);
+            else
+                check_encoded(w, v, page);
+        }
         if (!raw && page < own - 1 && page == 0) check_sinks(w, v);
     }
 }

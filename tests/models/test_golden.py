@@ -14,6 +14,8 @@ MODELS = ["llama", "llama3-rope", "llama-long", "mistral", "mixtral", "qwen2", "
 LONG = {"llama-long", "qwen3-long"}
 # Activations are rounded to 8 bits for these products, and a router's choice may flip: the limits of the README's row.
 QUANTISED = {"gpt-oss-mxfp4": (2, 5e-3)}
+# K of qwen2 holds constants of 30 to 60, where f16 steps are 1/32: llama.cpp's f16 cache is off by 0.0444 here, as ours.
+F16_LIMIT = {"qwen2": 0.05}
 F32 = ("-ctk", "f32", "-ctv", "f32")
 
 
@@ -50,7 +52,7 @@ def test_f32_cache(name, ubatch, golden, athanor, athanor_release, tmp_path):
 def test_f16_cache(name, ubatch, golden, athanor, tmp_path):
     model = Golden(golden / name)
     got = logits(athanor, model.model, model.tokens, tmp_path, "-ub", ubatch, n_vocab=model.n_vocab)
-    compare(model, got, 0.03, 1e-5)
+    compare(model, got, F16_LIMIT.get(name, 0.03), 1e-5)
 
 
 @pytest.mark.parametrize("kind, max_diff, max_kld", [("f16", None, 1e-7), ("bf16", None, 1e-7), ("q8_0", 0.6, 4e-3)])
