@@ -125,7 +125,27 @@ static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile
 
 /* ---- encoding */
 
-/* x[head_dim][128] of a K tile, or of a V tile by transposing. */
+/* 8 rows of 8 f16 values, `stride` apart, to the columns x[8][TOKENS]. */
+static void transpose_8(const uint16_t *rows, int64_t stride, float *x) {
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; i++) r[i] = ath_load_f16_avx2(rows + i * stride);
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) /* r[i + j]: columns j, 4 + j of rows i to i + 3 */
+        for (int j = 0; j < 4; j++) {
+            __m256d low = _mm256_castps_pd(t[i + j / 2]), high = _mm256_castps_pd(t[i + j / 2 + 2]);
+            r[i + j] =
+                _mm256_castpd_ps(j % 2 ? _mm256_unpackhi_pd(low, high) : _mm256_unpacklo_pd(low, high));
+        }
+    for (int j = 0; j < 4; j++) {
+        _mm256_storeu_ps(x + j * TOKENS, _mm256_permute2f128_ps(r[j], r[4 + j], 0x20));
+        _mm256_storeu_ps(x + (4 + j) * TOKENS, _mm256_permute2f128_ps(r[j], r[4 + j], 0x31));
+    }
+}
+
+/* x[head_dim][128] of a K tile, or of a V tile by transposing blocks of 8 x 8. */
 static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *x) {
     int dim = layout->head_dim;
     if (layout->is_key) {
@@ -133,12 +153,8 @@ static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *
             _mm256_storeu_ps(x + i, ath_load_f16_avx2(tile + i));
         return;
     }
-    for (int t = 0; t < TOKENS; t++)
-        for (int c = 0; c < dim; c += 8) {
-            float row[8];
-            _mm256_storeu_ps(row, ath_load_f16_avx2(tile + (int64_t)t * dim + c));
-            for (int i = 0; i < 8; i++) x[(c + i) * TOKENS + t] = row[i];
-        }
+    for (int c = 0; c < dim; c += 8)
+        for (int t = 0; t < TOKENS; t += 8) transpose_8(tile + (int64_t)t * dim + c, dim, x + c * TOKENS + t);
 }
 
 /* The stored mean of a row of tokens, taken out of it. Returns its f16. */

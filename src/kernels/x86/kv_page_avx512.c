@@ -144,6 +144,33 @@ static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile
 
 /* ---- encoding */
 
+/* 16 rows of 16 f16 values, `stride` apart, to the columns x[16][TOKENS]. */
+static void transpose_16(const uint16_t *rows, int64_t stride, float *x) {
+    __m512 r[16], t[16];
+    for (int i = 0; i < 16; i++) r[i] = ath_load_f16_avx512(rows + i * stride);
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) /* r[i + j]: columns j, 4 + j, 8 + j, 12 + j of rows i to i + 3 */
+        for (int j = 0; j < 4; j++) {
+            __m512d low = _mm512_castps_pd(t[i + j / 2]), high = _mm512_castps_pd(t[i + j / 2 + 2]);
+            r[i + j] =
+                _mm512_castpd_ps(j % 2 ? _mm512_unpackhi_pd(low, high) : _mm512_unpacklo_pd(low, high));
+        }
+    for (int j = 0; j < 4; j++) {
+        __m512 even[2], odd[2]; /* columns j and 8 + j, 4 + j and 12 + j, of rows 0 to 7 and 8 to 15 */
+        for (int i = 0; i < 2; i++) {
+            even[i] = _mm512_shuffle_f32x4(r[8 * i + j], r[8 * i + 4 + j], 0x88);
+            odd[i] = _mm512_shuffle_f32x4(r[8 * i + j], r[8 * i + 4 + j], 0xdd);
+        }
+        _mm512_storeu_ps(x + j * TOKENS, _mm512_shuffle_f32x4(even[0], even[1], 0x88));
+        _mm512_storeu_ps(x + (4 + j) * TOKENS, _mm512_shuffle_f32x4(odd[0], odd[1], 0x88));
+        _mm512_storeu_ps(x + (8 + j) * TOKENS, _mm512_shuffle_f32x4(even[0], even[1], 0xdd));
+        _mm512_storeu_ps(x + (12 + j) * TOKENS, _mm512_shuffle_f32x4(odd[0], odd[1], 0xdd));
+    }
+}
+
 /* x[head_dim][128] of a K tile, or of a V tile by transposing blocks of 16 x 16. */
 static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *x) {
     int dim = layout->head_dim;
@@ -152,12 +179,9 @@ static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *
             _mm512_storeu_ps(x + i, ath_load_f16_avx512(tile + i));
         return;
     }
-    __m512i rows = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                      _mm512_set1_epi32(TOKENS));
-    for (int t = 0; t < TOKENS; t++)
-        for (int c = 0; c < dim; c += 16)
-            _mm512_i32scatter_ps(x + c * TOKENS + t, rows, ath_load_f16_avx512(tile + (int64_t)t * dim + c),
-                                 4);
+    for (int c = 0; c < dim; c += 16)
+        for (int t = 0; t < TOKENS; t += 16)
+            transpose_16(tile + (int64_t)t * dim + c, dim, x + c * TOKENS + t);
 }
 
 /* The stored mean of a row of tokens, taken out of it. Returns its f16. */
