@@ -275,7 +275,7 @@ static size_t plan_bytes(const ath_engine *engine, const char *type, int64_t n, 
 /* The plan is what a session of the default parameters holds once its context is full; on the way there never more. */
 static void test_plan_is_kept(void **state) {
     (void)state;
-    enum { N = 1536 };
+    enum { N = 1024 };
     ath_engine *engine = open_engine("llama/model.gguf");
     for (int i = 0; ath_cache_type_name(i); i++) {
         const char *type = ath_cache_type_name(i);
