@@ -116,7 +116,7 @@ static int tokenize_prompt(completion *c) {
 
 /* Before the cache is made: a prompt that can't fit is refused while that is cheap. */
 static int check_prompt(const completion *c) {
-    size_t room = c->n_ctx - 4;
+    size_t room = c->n_ctx > 4 ? c->n_ctx - 4 : 0;
     if (c->n_prompt <= room) return -1;
     return ath_tool_fail(
         "the prompt has %zu tokens and a context of %zu takes prompts of up to %zu: raise -c", c->n_prompt,

@@ -118,6 +118,10 @@ static void add_session(cJSON *json, const ath_session *session) {
     add(json, "saturated", (double)s.saturated);
 }
 
+static void add_ids(cJSON *json, const char *name, const ath_token *ids, size_t n) {
+    cJSON_AddItemToObject(json, name, n ? cJSON_CreateIntArray(ids, (int)n) : cJSON_CreateArray());
+}
+
 static void add_times(cJSON *json, const ath_report *r) {
     add(json, "prompt_tokens", (double)r->n_prompt);
     add(json, "prompt_ms", r->prompt_ms);
@@ -130,8 +134,8 @@ static void add_times(cJSON *json, const ath_report *r) {
     if (!r->stop) return;
     add(json, "context_shifts", (double)r->n_shifts);
     cJSON_AddStringToObject(json, "stop", r->stop);
-    cJSON_AddItemToObject(json, "prompt_ids", cJSON_CreateIntArray(r->prompt, (int)r->n_ids_prompt));
-    cJSON_AddItemToObject(json, "ids", cJSON_CreateIntArray(r->ids, (int)r->n_generated));
+    add_ids(json, "prompt_ids", r->prompt, r->n_ids_prompt);
+    add_ids(json, "ids", r->ids, r->n_generated);
 }
 
 int ath_report_json(const ath_report *r, FILE *file) {

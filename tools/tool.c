@@ -10,12 +10,19 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Names in a model file and paths may hold anything; a message stays one line and leaves the terminal alone. */
+static void mask_controls(char *line) {
+    for (; *line; line++)
+        if ((unsigned char)*line < ' ' || *line == 127) *line = '?';
+}
+
 int ath_tool_fail(const char *format, ...) {
     char line[1024];
     va_list ap;
     va_start(ap, format);
     vsnprintf(line, sizeof line, format, ap);
     va_end(ap);
+    mask_controls(line);
     fprintf(stderr, "error: %s\n", line);
     return 1;
 }
@@ -55,9 +62,12 @@ static void write_line(FILE *file, double seconds, ath_log_level level, const ch
     fprintf(file, "%s%s\n", level == ATH_LOG_WARN ? "warning: " : "", line);
 }
 
-void ath_tool_log_callback(void *user, ath_log_level level, const char *line) {
+void ath_tool_log_callback(void *user, ath_log_level level, const char *text) {
     (void)user;
     if ((int)level > the_log.level) return;
+    char line[1024];
+    snprintf(line, sizeof line, "%s", text);
+    mask_controls(line);
     double seconds = (ath_tool_now_ms() - the_log.start_ms) * 1e-3;
     write_line(stderr, seconds, level, line);
     if (!the_log.file) return;
@@ -208,6 +218,7 @@ int ath_tool_flush(void) {
 
 int ath_outfile_open(ath_outfile *out, const char *path) {
     *out = (ath_outfile){.path = path};
+    if (!*path) return ath_tool_fail("the name of the file to write is empty");
     struct stat st;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) { /* opening a directory fails, with the right words */
         out->file = fopen(path, "wb");

@@ -9,7 +9,7 @@
 
 ath_status ath_mapfile_open(ath_mapfile *map, const char *path, ath_error *err) {
     *map = (ath_mapfile){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused, not waited for */
     if (fd < 0) return ATH_FAIL(err, ATH_ERR_IO, "cannot open %s: %s", path, strerror(errno));
     struct stat st;
     ath_status status = ATH_OK;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "models/model.h"
 
 void ath_load_fail(ath_loader *in, ath_status code, const char *format, ...) {
@@ -22,6 +23,7 @@ void ath_load_fail(ath_loader *in, ath_status code, const char *format, ...) {
 float ath_load_f32(ath_loader *in, const char *key, float fallback) {
     float value = fallback;
     if (in->status == ATH_OK) in->status = ath_gguf_get_f32(in->gguf, &value, fallback, in->err, "%s.%s", in->arch, key);
+    if (!isfinite(value)) ath_load_fail(in, ATH_ERR_FORMAT, "key %s.%s is %g", in->arch, key, (double)value);
     return value;
 }
 
@@ -134,6 +136,13 @@ static void init_rows(ath_loader *in, ath_weight *w, const ath_gguf_tensor *t, i
     if (!in->params->dev || in->status != ATH_OK) return;
     in->status = ath_device_weight_init(in->params->dev, w, t->type, w->data, t->ne[0], n_out, n_experts,
                                         repack && in->params->repack, in->err);
+    if (in->status == ATH_ERR_NOMEM) {
+        in->status = ATH_OK;
+        ath_load_fail(in, ATH_ERR_NOMEM,
+                      "not enough memory for the weights: the file holds %zu MiB, %zu MiB were loaded, %llu MiB are left",
+                      ath_gguf_file_bytes(in->gguf) >> 20, m->weight_bytes >> 20,
+                      (unsigned long long)ath_memory_available() >> 20);
+    }
     m->weight_bytes += w->panels ? w->panel_bytes : (size_t)(n_out * n_experts) * w->row_bytes;
     if (w->panels) ath_gguf_release_tensor(in->gguf, t);
 }

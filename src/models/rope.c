@@ -128,6 +128,10 @@ void ath_load_rope(ath_loader *in, unsigned flags) {
     if (in->status == ATH_OK && (n_rot % 2 || n_rot > (uint32_t)head_dim || n_rot == 0))
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.rope.dimension_count is %u, but the head size is %d", in->arch, n_rot,
                       head_dim);
+    for (int il = 1; il < m->n_layers && in->status == ATH_OK; il++)
+        if (n_rot > (uint32_t)m->layers[il].head_dim_k)
+            ath_load_fail(in, ATH_ERR_FORMAT, "%u channels of a head are to be rotated, but layer %d has heads of %d", n_rot,
+                          il, m->layers[il].head_dim_k);
     if (in->status != ATH_OK) return;
     float *divisors = ath_load_vector(in, n_rot / 2, ATH_LOAD_OPTIONAL, "rope_freqs.weight", 0);
     if (in->status != ATH_OK) return;

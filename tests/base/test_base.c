@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -85,6 +86,13 @@ static void mapfile_names_the_path(void **state) {
     assert_int_equal(ath_mapfile_open(&map, "/nonexistent/x.gguf", &err), ATH_ERR_IO);
     assert_non_null(strstr(err.message, "/nonexistent/x.gguf"));
     assert_int_equal(ath_mapfile_open(&map, "/", &err), ATH_ERR_IO);
+    char fifo[64];
+    snprintf(fifo, sizeof fifo, "/tmp/ath-fifo-%ld", (long)getpid());
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    alarm(20); /* an open that waits for a writer would wait forever */
+    assert_int_equal(ath_mapfile_open(&map, fifo, &err), ATH_ERR_IO);
+    alarm(0);
+    unlink(fifo);
     ath_mapfile_close(&map);
 }
 

@@ -41,8 +41,8 @@ def test_text_and_echo(complete):
     only, _, again = complete("-p", prompt, "-n", 5, "--temp", 0, "--no-display-prompt", program="llama-cli")
     assert whole == prompt.encode() + only and stats["ids"] == again["ids"] and len(stats["ids"]) == 5
     assert stats["stop"] == "limit"
-    raw, _, _ = complete("-p", "a\\nb", "-n", 0, "--no-escape")
-    assert raw == b"a\\nb"
+    raw, _, stats = complete("-p", "a\\nb", "-n", 0, "--no-escape")
+    assert raw == b"a\\nb" and stats["ids"] == []
     for line in ("model ", "device ", "matmul ", "attention ", "cache ", "prompt eval time =", "       eval time =",
                  "tokens per second", "total time ="):
         assert line in err, line

@@ -79,7 +79,12 @@ def test_logits_bad_input(athanor, model, tmp_path):
     assert "can't be written" in error(athanor, "logits", "-m", model, "--ids", "1", "-o", tmp_path / "no/such")
     assert "can't be written" in error(athanor, "logits", "-m", model, "--ids", "1", "-o", tmp_path)
     assert "can't be written" in error(athanor, "logits", "-m", model, "--ids", "1", "-o", "/dev/full")
+    assert "is empty" in error(athanor, "logits", "-m", model, "--ids", "1", "-o", "")
     assert not list(tmp_path.iterdir()), "something half-written is left"
+    ids = tmp_path / "ids"
+    ids.write_bytes(b"1 2 \0 3")
+    assert "zero bytes" in error(athanor, *base, "-f", ids)
+    assert not out.exists()
 
 
 def test_tokenize(athanor, model, tmp_path):

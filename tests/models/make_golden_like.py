@@ -22,7 +22,7 @@ class Shape:
 
 
 def make_model(path, shape, without=(), tensors=None, keys=None, **writer):
-    """without: names of tensors and keys that are left out; tensors, keys: replacements by name, keys as u32."""
+    """without: names of tensors and keys that are left out; tensors, keys: replacements by name; whole numbers as u32."""
     w = gguf.GGUFWriter(path, shape.arch, **writer)
     write_keys(w, shape, without, keys or {})
     write_vocabulary(w, shape.vocab)
@@ -45,8 +45,13 @@ def write_keys(w, shape, without, replaced):
     }
     for name, value in keys.items():
         if name not in without:
-            w.add_uint32(f"{shape.arch}.{name}", value)
+            add_key(w, f"{shape.arch}.{name}", value)
     w.add_float32(f"{shape.arch}.attention.layer_norm_rms_epsilon", 1e-5)
+
+
+def add_key(w, name, value):
+    add = {int: w.add_uint32, float: w.add_float32, str: w.add_string, list: w.add_array}[type(value)]
+    add(name, value)
 
 
 def write_vocabulary(w, n):

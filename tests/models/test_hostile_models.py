@@ -1,6 +1,7 @@
 """Model files that make no sense, and requests that a model can't serve: exit code 1, one line on stderr that names what
 is wrong, and no output file."""
 import re
+import resource
 
 import gguf
 import numpy as np
@@ -98,6 +99,61 @@ def test_token_out_of_range(refused, tmp_path, ids, words):
 ])
 def test_keys_that_make_no_sense(refused, tmp_path, keys, words):
     refused(model(tmp_path, keys=keys), words)
+
+
+def test_rotation_wider_than_the_heads_of_a_later_layer(refused, tmp_path):
+    # Without key_length a layer's heads are as wide as its share of the embedding: 32 channels, then 16.
+    square = {f"blk.{il}.attn_{name}.weight": np.zeros((64, 64), np.float32) for il in (0, 1) for name in ("q", "k", "v", "output")}
+    keys = {"attention.head_count": [2, 4], "attention.head_count_kv": [2, 4], "rope.dimension_count": 32}
+    path = model(tmp_path, without=["attention.key_length", "attention.value_length"], tensors=square, keys=keys)
+    refused(path, ["32 channels", "layer 1", "heads of 16"])
+
+
+def test_numbers_that_are_none(refused, tmp_path):
+    for key in ("rope.freq_base", "rope.scaling.factor"):
+        for value in (float("nan"), float("inf")):
+            refused(model(tmp_path, keys={key: value}), [f"llama.{key} is"])
+
+
+def test_names_cannot_steer_the_terminal(refused, athanor, tmp_path):
+    path = model(tmp_path, Shape(arch="evil\n\x1b[31m", head_dim=32, ff=64, vocab=300))
+    refused(path, ["evil??[31m"])
+    path = model(tmp_path, keys={"rope.scaling.type": "evil\n\x1b[31m"})
+    refused(path, ["evil??[31m"])
+    path = tmp_path / "no\nsuch"
+    refused(path, ["no?such"])
+
+
+def test_context_smaller_than_any_prompt(athanor, tmp_path, golden):
+    # The learned positions of GPT-2 are the context: with two of them no prompt fits, and nothing is written behind them.
+    source, path = gguf.GGUFReader(golden / "gpt2/model.gguf"), tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "gpt2")
+    for name, field in source.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            value = 2 if name == "gpt2.context_length" else field.contents()
+            writer.add_key_value(name, value, field.types[0], sub_type=field.types[-1] if len(field.types) > 1 else None)
+    for tensor in source.tensors:
+        writer.add_tensor(tensor.name, tensor.data[:2] if tensor.name == "position_embd.weight" else tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    done = athanor("-m", path, "-p", "the hand of the water", "-n", 4, program="llama-completion", check=False)
+    assert done.returncode == 1 and b"a context of 2 takes prompts of up to 0" in done.stderr, done.stderr
+
+
+def test_memory_that_ends(athanor_release, tmp_path):
+    shape = Shape(embd=512, head_dim=64, ff=16384, vocab=300)
+    path = model(tmp_path, shape)
+    seen = set()
+    for mib in range(120, 560, 40):
+        limit = mib << 20
+        done = athanor_release("logits", "-m", path, "--ids", "5 6", "-o", tmp_path / "out.f32", "-t", 1, "-ub", 8, check=False,
+                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        message = done.stderr.decode()
+        assert done.returncode in (0, 1) and message.count("\n") == 1, (mib, message)
+        seen.add("ran" if done.returncode == 0 else "MiB" in message)
+    assert seen >= {True, "ran"}
 
 
 @pytest.mark.parametrize("head_dim, kind", [(24, "turbo3"), (24, "q4_0"), (40, "turbo2")])
