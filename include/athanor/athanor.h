@@ -146,6 +146,9 @@ typedef struct ath_cache_plan {
 ath_status ath_engine_plan_cache(const ath_engine *engine, const char *type_k, const char *type_v, int64_t n_tokens,
                                  ath_cache_plan *plan, ath_error *err);
 
+/* Bytes of memory that this process may still take; UINT64_MAX if the system doesn't say. */
+uint64_t ath_available_memory(void);
+
 /* ---------------------------------------------------------------- session */
 
 typedef struct ath_session_params {
