@@ -16,6 +16,7 @@ typedef struct limits {
 } limits;
 
 static const limits safe = {0.02, 0.93, 1.02, 0.03, 2, 0.15}, visible = {0.1, 0.85, 1.1, 0.15, 4, 0.4};
+enum { LEAST_DEPTH = 512 };
 static const double small_kld = 0.002; /* growth below this is of no account */
 
 static void add_reason(char *reasons, size_t cap, const char *reason) {
@@ -23,9 +24,10 @@ static void add_reason(char *reasons, size_t cap, const char *reason) {
     snprintf(reasons + at, cap - at, "%s%s", at ? ", " : "", reason);
 }
 
-static double growth_of(const quality_result *r) {
+/* Of windows whose second quarter is mostly read from encoded pages already. */
+static double growth_of(const quality *q, const quality_result *r) {
     double early = r->quarter[1], late = r->quarter[3];
-    return late > small_kld && early > 0 ? late / early : 1;
+    return q->n_ctx / 4 >= LEAST_DEPTH && late > small_kld && early > 0 ? late / early : 1;
 }
 
 static double repetition_of(const quality_type *t);
@@ -38,7 +40,7 @@ static bool within(const limits *l, const quality *q, const quality_type *t, con
     if (!(r->ppl_ratio <= l->ppl_ratio)) add_reason(reasons, cap, "perplexity");
     if (t->needles_done && q->f16.needles_found - t->needles_found > l->needles * q->f16.needles_found)
         add_reason(reasons, cap, "records not found");
-    if (growth_of(r) > l->growth) add_reason(reasons, cap, "grows with depth");
+    if (growth_of(q, r) > l->growth) add_reason(reasons, cap, "grows with depth");
     if (t->n_greedy && r->repetition - repetition_of(&q->f16) > l->repetition)
         add_reason(reasons, cap, "repeats itself");
     return !reasons[0];

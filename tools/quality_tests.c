@@ -22,7 +22,7 @@ static void score_row(void *user, size_t i, const float *logits) {
     size_t at = q->n_scored + i, window = at / (q->n_ctx - 1), position = at % (q->n_ctx - 1);
     ath_score s;
     ath_score_row(logits, q->base + i * q->n_vocab, q->n_vocab, q->tokens[window * q->n_ctx + position + 1], &s);
-    p->t->kld[at] = (float)s.kld;
+    p->t->kld[at] = s.kld > 0 ? (float)s.kld : 0; /* below is rounding */
     p->t->nll_ratio[at] = (float)(s.nll - s.nll_base);
     p->t->same_top[at] = s.same_top;
 }
