@@ -25,11 +25,10 @@ void ath_log_probs(const float *logits, size_t n, float *log_p) {
 void ath_score_row(const float *logits, const float *base_log_p, size_t n, ath_token next, ath_score *out) {
     size_t top, base_top = 0;
     double log_sum = ath_log_sum_exp(logits, n, &top), kld = 0;
-    float shift = (float)log_sum;
     for (size_t i = 0; i < n; i++) {
         float base = base_log_p[i];
         if (base > base_log_p[base_top]) base_top = i;
-        if (base > least_log_p) kld += (double)(expf(base) * (base - (logits[i] - shift)));
+        if (base > least_log_p) kld += (double)(expf(base) * (base - (float)((double)logits[i] - log_sum)));
     }
     out->nll = log_sum - (double)logits[next];
     out->nll_base = -(double)base_log_p[next];
