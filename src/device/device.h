@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/threads.h"
 #include "codec/tensor_type.h"
-#include "device/attention.h"
+#include "device/attention_args.h"
 
 typedef struct ath_device ath_device;
 
@@ -67,21 +67,49 @@ void ath_op_embed(ath_device *dev, const ath_weight *w, const int32_t *ids, floa
 /* y = x / sqrt(mean(x^2) + eps) * weight over each of rows*groups vectors of n; weight [n] or NULL. x may be y. */
 void ath_op_rms_norm(ath_device *dev, const float *x, const float *weight, float eps, float *y, int64_t n, int64_t groups,
                      int64_t rows);
+/* y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over each of rows vectors of n; bias may be NULL, x may be y. */
+void ath_op_layer_norm(ath_device *dev, const float *x, const float *weight, const float *bias, float eps, float *y, int64_t n,
+                       int64_t rows);
 /* x[rows][n] += bias[n] */
 void ath_op_add_bias(ath_device *dev, float *x, const float *bias, int64_t n, int64_t rows);
+/* x[pairs][n] += bias[expert[pair]][n] */
+void ath_op_add_expert_bias(ath_device *dev, float *x, const float *bias, const int32_t *expert, int64_t n, int64_t pairs);
 /* x += y, n values in all */
 void ath_op_add(ath_device *dev, float *x, const float *y, int64_t n);
+/* x *= factor, n values in all */
+void ath_op_scale(ath_device *dev, float *x, float factor, int64_t n);
+/* x[row][n] *= factor[row] */
+void ath_op_scale_rows(ath_device *dev, float *x, const float *factor, int64_t n, int64_t rows);
 /* Rotates x[rows][n_heads][head_dim] in place, position pos[row]. Angles in double. */
 void ath_op_rope(ath_device *dev, const ath_rope *rope, float *x, const int64_t *pos, int n_heads, int head_dim, int64_t rows);
-typedef enum ath_act { ATH_ACT_SILU, ATH_ACT_GELU_TANH } ath_act;
+typedef enum ath_act {
+    ATH_ACT_SILU,
+    ATH_ACT_GELU_TANH,
+    ATH_ACT_SWIGLU_OAI, /* gpt-oss, gated alone: g = min(gate, 7), u = clamp(up, -7, 7); g * sigmoid(1.702 g) * (u + 1) */
+} ath_act;
 /* gate = act(gate) * up, n values in all */
 void ath_op_gate(ath_device *dev, ath_act act, float *gate, const float *up, int64_t n);
-/* Router: logits [rows][n_experts] -> the n_used largest by softmax probability (ties: lower index), weights renormalised
- * to sum 1 if renormalise (sum clamped at 6.1035e-5), times scale. */
-void ath_op_route(ath_device *dev, const float *logits, int n_experts, int n_used, bool renormalise, float scale,
-                  int32_t *expert, float *weight, int64_t rows);
+/* x = gelu(x) in its tanh form, n values in all */
+void ath_op_gelu(ath_device *dev, float *x, int64_t n);
+enum { ATH_MAX_EXPERTS = 4096 };
+typedef struct ath_router {
+    int n_experts, n_used;       /* 1 <= n_used <= n_experts <= ATH_MAX_EXPERTS */
+    bool sigmoid;                /* probability of an expert by itself; else softmax over all */
+    bool renormalise;            /* weights sum to 1 (the sum clamped at 6.1035e-5) */
+    float scale;                 /* on the weights */
+    const float *bias;           /* [n_experts] on the probabilities, for the choice alone; NULL: none */
+    int n_groups, n_groups_used; /* equal runs of experts, of which n_groups_used are chosen first; n_groups <= 1: no */
+} ath_router;
+/* logits [rows][n_experts] -> expert[rows][n_used], the ones of largest probability (plus bias) in descending order (ties:
+ * lower index), and weight[rows][n_used], their probabilities. A group counts as much as its best expert, with sigmoid
+ * as much as its two best (DeepSeek V2, V3: arXiv 2405.04434, 2412.19437). */
+void ath_op_route(ath_device *dev, const ath_router *router, const float *logits, int32_t *expert, float *weight,
+                  int64_t rows);
 /* y[row] = sum over slots, in slot order, of weight[row][s] * x[row][s][:]; y is overwritten. */
 void ath_op_mix_experts(ath_device *dev, const float *x, const float *weight, int n_used, float *y, int64_t n, int64_t rows);
+/* dst[i * dst_stride ...] = src[i * src_stride ...], n values each, for i < count. */
+void ath_op_copy(ath_device *dev, float *dst, int64_t dst_stride, const float *src, int64_t src_stride, int64_t n,
+                 int64_t count);
 void ath_op_attend(ath_device *dev, const ath_attn_args *args);
 
 typedef struct ath_encode_job { /* one side of one kv head of a full page */

@@ -86,8 +86,8 @@ static ath_status open_model(ath_engine *e, const ath_engine_params *p, ath_erro
 
 /* Kernel of the weight type that does most of a layer's work. */
 static const char *main_kernel(const ath_engine *e) {
-    const ath_layer *l = &e->model->layers[0];
-    return ath_device_weight_kernel(e->device, &l->gate);
+    const ath_ffn *f = &e->model->layers[0].ffn;
+    return ath_device_weight_kernel(e->device, f->gate.data ? &f->gate : &f->up);
 }
 
 static ath_status check_vocabulary(ath_engine *e, ath_error *err) {
@@ -171,7 +171,7 @@ void ath_engine_get_info(const ath_engine *e, ath_engine_info *info) {
     info->n_vocab = m->n_vocab;
     info->n_ctx_train = m->n_ctx_train;
     info->n_embd = m->n_embd;
-    info->n_ff = m->n_ff;
+    info->n_ff = m->router.n_experts ? m->n_ff_expert : m->n_ff;
     info->n_layers = m->n_layers;
     info->n_heads = m->layers[0].n_heads;
     info->n_kv_heads = m->layers[0].n_kv_heads;

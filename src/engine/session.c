@@ -45,7 +45,7 @@ static ath_status create_buffers(ath_session *s, ath_error *err) {
     s->rows = malloc(n_seqs * sizeof *s->rows);
     if (!s->logits || !s->has_logits || !s->tokens || !s->rows)
         return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for the logits of %d sequences", s->n_seqs);
-    return ath_pass_create(&s->pass, e->model, s->kv, e->n_ubatch, err);
+    return ath_pass_create(&s->pass, e->model, s->kv, s->n_ctx, e->n_ubatch, err);
 }
 
 static ath_status create_cache(ath_session *s, const ath_session_params *p, ath_kv_layer *layers, ath_error *err) {
@@ -85,6 +85,12 @@ ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_
     s->engine = e;
     s->n_seqs = p->n_seqs;
     s->n_ctx = ((p->n_ctx ? p->n_ctx : e->model->n_ctx_train) + 255) / 256 * 256;
+    if (e->model->n_ctx_max && s->n_ctx > e->model->n_ctx_max) {
+        s->n_ctx = e->model->n_ctx_max;
+        if (p->n_ctx > s->n_ctx)
+            ath_log_line(&e->log, ATH_LOG_WARN, "the model has learned %lld positions: the context ends there",
+                         (long long)s->n_ctx);
+    }
     ath_status status = create_cache(s, p, layers, err);
     free(layers);
     if (status == ATH_OK) status = create_buffers(s, err);

@@ -1,3 +1,4 @@
+/* Which attention kernels run: C first, then what the CPU has. */
 #include "kernels/attention.h"
 
 #include "kernels/cpu_flags.h"

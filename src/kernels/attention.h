@@ -1,13 +1,13 @@
-/* Attention kernels: everything that touches a page of K or V. The C versions are the specification; all others give
- * the same bits.
+/* Attention kernels: everything that touches a page of K or V. The C versions are the specification; all
+ * others give the same bits.
  *
- * Shapes: queries q [n][head_dim], already times the scale; scores and weights [n][128], one per token of a page;
- * accumulators acc [n][head_dim]. A page's tokens are 8 groups of 16; [group0, group1) and [lo, hi) are groups and tokens
- * of one page. Lanes of a scores row outside the groups asked for are left alone.
+ * Shapes: queries q [n][head_dim], already times the scale; scores and weights [n][128], one per token of a
+ * page; accumulators acc [n][head_dim]. A page's tokens are 8 groups of 16; [group0, group1) and [lo, hi) are
+ * groups and tokens of one page. Lanes of a scores row outside the groups asked for are left alone.
  *
- * Orders that fix the bits: a score is a sequential fma over channels; an output channel is a sequential fma over tokens.
- * On turbo pages the products are exact integer sums of table values with the query in 8 bits (scores) or the weights in
- * 15 bits (values), scaled once per Hadamard part. */
+ * Orders that fix the bits: a score is a sequential fma over channels; an output channel is a sequential fma
+ * over tokens. On turbo pages the products are exact integer sums of table values with the query in 8 bits
+ * (scores) or the weights in 15 bits (values), scaled once per Hadamard part. */
 #ifndef ATH_KERNELS_ATTENTION_H
 #define ATH_KERNELS_ATTENTION_H
 
@@ -28,22 +28,24 @@ typedef struct ath_attn_kernels {
     /* dst[i] = src[i] in f32; by raw type. */
     void (*widen[ATH_KV_RAW_COUNT])(const void *src, float *dst, int64_t n);
     /* Scores against a plain K tile [head_dim][128] of the raw type. */
-    void (*scores[ATH_KV_RAW_COUNT])(const void *tile, int head_dim, int group0, int group1, const float *q, int n,
-                                     float *scores);
+    void (*scores[ATH_KV_RAW_COUNT])(const void *tile, int head_dim, int group0, int group1, const float *q,
+                                     int n, float *scores);
     /* acc += weights . V over tokens [lo, hi) of a plain V tile [128][head_dim] of the raw type. */
-    void (*accumulate[ATH_KV_RAW_COUNT])(const void *tile, int head_dim, int lo, int hi, const float *weights, int n,
-                                         float *acc);
-    /* One step of the online softmax on one row: visible scores [lo, hi) become exp(score - max), all others 0; max and sum
+    void (*accumulate[ATH_KV_RAW_COUNT])(const void *tile, int head_dim, int lo, int hi, const float *weights,
+                                         int n, float *acc);
+    /* One step of the online softmax on one row: visible scores [lo, hi) become exp(score - max), all others
+     * 0; max and sum
      * (-inf and 0 at first) take them in. Returns the factor that earlier weights must be multiplied by. */
     float (*softmax)(float *scores, int lo, int hi, float *max, float *sum);
     /* scores[i] = cap * tanh(scores[i] / cap) for n values, a multiple of 16. */
     void (*softcap)(float *scores, int n, float cap);
     /* Turbo pages. out, q: n of them. acc is in the rotated domain: ath_unrotate gives the output. */
-    void (*turbo_query)(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n, ath_turbo_query *out);
-    void (*turbo_scores)(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n, int group0,
-                         int group1, float *scores);
-    void (*turbo_accumulate)(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi, const float *weights, int n,
-                             float *acc);
+    void (*turbo_query)(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n,
+                        ath_turbo_query *out);
+    void (*turbo_scores)(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
+                         int group0, int group1, float *scores);
+    void (*turbo_accumulate)(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
+                             const float *weights, int n, float *acc);
     void (*unrotate)(const ath_kv_layout *layout, float *x); /* ath_unrotate */
     /* ath_kv_decode_page and ath_kv_encode_page, with their bits. */
     void (*expand)(const ath_kv_layout *layout, const uint8_t *page, float *tile);

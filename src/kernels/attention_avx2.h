@@ -20,7 +20,9 @@ ATH_INLINE float ath_max_lanes_avx2(__m256 x) {
     return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
 }
 
-ATH_INLINE __m256 ath_load_f16_avx2(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+ATH_INLINE __m256 ath_load_f16_avx2(const void *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
 
 ATH_INLINE __m256 ath_load_bf16_avx2(const void *p) {
     __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -39,7 +41,8 @@ ATH_INLINE __m256 ath_eq_scales_avx2(const uint8_t *e) {
     __m256i i = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)e));
     i = _mm256_sub_epi32(i, _mm256_set1_epi32(128));
     i = _mm256_max_epi32(_mm256_min_epi32(i, _mm256_set1_epi32(16)), _mm256_set1_epi32(-16));
-    __m256 roots = _mm256_broadcast_ps(&(__m128){1.0f, ath_eq_scale(129), ath_eq_scale(130), ath_eq_scale(131)});
+    __m256 roots =
+        _mm256_broadcast_ps(&(__m128){1.0f, ath_eq_scale(129), ath_eq_scale(130), ath_eq_scale(131)});
     __m256 root = _mm256_permutevar_ps(roots, _mm256_and_si256(i, _mm256_set1_epi32(3)));
     __m256i exponent = _mm256_slli_epi32(_mm256_srai_epi32(i, 2), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(root), exponent));
@@ -71,7 +74,8 @@ ATH_INLINE void ath_hadamard_avx2(float *x, int n) {
     ath_butterfly_rows_avx2(x, n / 8);
 }
 
-/* How 32 codes become 32 bytes: every dword gets the bytes of its 4 codes, shifted down, then spread in two steps. */
+/* How 32 codes become 32 bytes: every dword gets the bytes of its 4 codes, shifted down, then spread in two
+ * steps. */
 typedef struct ath_unpack_avx2 {
     __m256i gather, shift, pair_mask, code_mask, table;
     int bits;
@@ -88,13 +92,14 @@ ATH_INLINE ath_unpack_avx2 ath_unpack_init_avx2(ath_kv_type type) {
         for (int i = 0; i < 4; i++) gather[4 * lane + i] = (uint8_t)(i < 2 ? bit / 8 + i : 0x80);
     }
     for (int i = 0; i < 16; i++) table[i] = (uint8_t)ath_turbo_table(type)[i & code];
-    return (ath_unpack_avx2){.gather = _mm256_loadu_si256((const __m256i *)(const void *)gather),
-                             .shift = _mm256_loadu_si256((const __m256i *)(const void *)shift),
-                             .pair_mask = _mm256_set1_epi32(pair | pair << 16),
-                             .code_mask = _mm256_set1_epi8((char)code),
-                             .table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table)),
-                             .bits = bits,
-                             .bytes = 8 * bits};
+    return (ath_unpack_avx2){
+        .gather = _mm256_loadu_si256((const __m256i *)(const void *)gather),
+        .shift = _mm256_loadu_si256((const __m256i *)(const void *)shift),
+        .pair_mask = _mm256_set1_epi32(pair | pair << 16),
+        .code_mask = _mm256_set1_epi8((char)code),
+        .table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table)),
+        .bits = bits,
+        .bytes = 8 * bits};
 }
 
 /* Table values of codes 32 * half ... of a unit. Reads 16 bytes from there. */

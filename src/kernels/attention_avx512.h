@@ -37,12 +37,14 @@ ATH_INLINE __m512 ath_eq_scales_avx512(const uint8_t *e) {
     i = _mm512_sub_epi32(i, _mm512_set1_epi32(128));
     i = _mm512_max_epi32(_mm512_min_epi32(i, _mm512_set1_epi32(16)), _mm512_set1_epi32(-16));
     __m128 roots = _mm_setr_ps(1.0f, ath_eq_scale(129), ath_eq_scale(130), ath_eq_scale(131));
-    __m512 root = _mm512_permutevar_ps(_mm512_broadcast_f32x4(roots), _mm512_and_epi32(i, _mm512_set1_epi32(3)));
+    __m512 root =
+        _mm512_permutevar_ps(_mm512_broadcast_f32x4(roots), _mm512_and_epi32(i, _mm512_set1_epi32(3)));
     __m512i exponent = _mm512_slli_epi32(_mm512_srai_epi32(i, 2), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(root), exponent));
 }
 
-/* Butterflies between registers `half` apart; n and half are constants where it is called, so that x stays in registers. */
+/* Butterflies between registers `half` apart; n and half are constants where it is called, so that x stays in
+ * registers. */
 ATH_INLINE void ath_butterflies_avx512(__m512 *x, const int n, const int half) {
     for (int i = 0; i < n; i++) {
         if (i & half) continue;
@@ -69,8 +71,8 @@ ATH_INLINE void ath_hadamard_avx512(__m512 *x, const int n_regs) {
     if (n_regs > 4) ath_butterflies_avx512(x, n_regs, 4);
 }
 
-/* How 64 codes become 64 table values: every quadword gets the bytes of its 8 codes, then a byte at each code's bit, then
- * the look-up, which ignores the bits above the code because the table is repeated. */
+/* How 64 codes become 64 table values: every quadword gets the bytes of its 8 codes, then a byte at each
+ * code's bit, then the look-up, which ignores the bits above the code because the table is repeated. */
 typedef struct ath_unpack_avx512 {
     __m512i gather, shift, table;
     int64_t bytes; /* of a unit */
@@ -86,9 +88,12 @@ ATH_INLINE ath_unpack_avx512 ath_unpack_init_avx512(ath_kv_type type, int8_t off
                                _mm512_set1_epi64(iota));
     u.shift = _mm512_set1_epi64(iota * bits);
     const void *table = ath_turbo_table(type);
-    if (bits == 4) u.table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
-    else if (bits == 3) u.table = _mm512_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)table));
-    else u.table = _mm512_broadcastd_epi32(_mm_loadu_si32(table));
+    if (bits == 4)
+        u.table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    else if (bits == 3)
+        u.table = _mm512_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)table));
+    else
+        u.table = _mm512_broadcastd_epi32(_mm_loadu_si32(table));
     u.table = _mm512_add_epi8(u.table, _mm512_set1_epi8(offset));
     return u;
 }

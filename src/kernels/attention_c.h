@@ -11,10 +11,11 @@ static inline float ath_sum_lanes(float *lanes) {
     return lanes[0];
 }
 
-void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n, ath_turbo_query *out);
-void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n, int group0,
-                        int group1, float *scores);
-void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi, const float *weights, int n,
-                            float *acc);
+void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n,
+                       ath_turbo_query *out);
+void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
+                        int group0, int group1, float *scores);
+void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
+                            const float *weights, int n, float *acc);
 
 #endif

@@ -6,7 +6,8 @@
 
 #define ATH_INLINE static inline __attribute__((always_inline))
 
-/* out[i][lane] (+)= sequential fma over steps of a[i][step] * b[step][lane], for n rows and lanes [lane0, lane1). */
+/* out[i][lane] (+)= sequential fma over steps of a[i][step] * b[step][lane], for n rows and lanes [lane0,
+ * lane1). */
 typedef struct ath_attn_product {
     const float *a;
     const void *b;
@@ -17,16 +18,32 @@ typedef struct ath_attn_product {
 
 static inline ath_attn_product ath_attn_scores_product(const void *tile, int head_dim, int group0, int group1,
                                                        const float *q, int n, float *scores) {
-    return (ath_attn_product){.a = q, .b = tile, .out = scores, .n = n, .step0 = 0, .step1 = head_dim,
-                              .a_stride = head_dim, .b_stride = ATH_PAGE_TOKENS, .out_stride = ATH_PAGE_TOKENS,
-                              .lane0 = 16 * group0, .lane1 = 16 * group1};
+    return (ath_attn_product){.a = q,
+                              .b = tile,
+                              .out = scores,
+                              .n = n,
+                              .step0 = 0,
+                              .step1 = head_dim,
+                              .a_stride = head_dim,
+                              .b_stride = ATH_PAGE_TOKENS,
+                              .out_stride = ATH_PAGE_TOKENS,
+                              .lane0 = 16 * group0,
+                              .lane1 = 16 * group1};
 }
 
 static inline ath_attn_product ath_attn_values_product(const void *tile, int head_dim, int lo, int hi,
                                                        const float *weights, int n, float *acc) {
-    return (ath_attn_product){.a = weights, .b = tile, .out = acc, .n = n, .step0 = lo, .step1 = hi,
-                              .a_stride = ATH_PAGE_TOKENS, .b_stride = head_dim, .out_stride = head_dim,
-                              .lane0 = 0, .lane1 = head_dim};
+    return (ath_attn_product){.a = weights,
+                              .b = tile,
+                              .out = acc,
+                              .n = n,
+                              .step0 = lo,
+                              .step1 = hi,
+                              .a_stride = ATH_PAGE_TOKENS,
+                              .b_stride = head_dim,
+                              .out_stride = head_dim,
+                              .lane0 = 0,
+                              .lane1 = head_dim};
 }
 
 void ath_attn_turbo_init_avx512(ath_attn_kernels *k);

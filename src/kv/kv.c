@@ -10,13 +10,6 @@
 enum { MAX_LAYERS = 65536, MAX_KV_HEADS = 65536, MAX_SEQS = 65536 };
 #define MAX_CONTEXT ((int64_t)1 << 40)
 
-/* A row in reach of a window of 129 sees its own page and the one before it alone: encoding would never be
- * read. */
-static ath_kv_type effective_type(const ath_kv_layer *layer, ath_kv_type wanted) {
-    bool always_recent = layer->window > 0 && layer->window <= ATH_PAGE_TOKENS + 1;
-    return always_recent && !ath_kv_type_is_raw(wanted) ? ATH_KV_F16 : wanted;
-}
-
 static ath_status side_init(ath_kv_shape *shape, ath_kv_place *place, int is_value, ath_kv_type type,
                             int head_dim, ath_error *err) {
     ath_kv_side *side = &place->side[is_value];
@@ -49,8 +42,10 @@ static ath_status layer_init(ath_kv_shape *shape, int index, const ath_kv_params
     if (place->kind == ATH_KV_WINDOWED && shape->max_window < layer->window)
         shape->max_window = layer->window;
     if (shape->max_kv_heads < layer->n_kv_heads) shape->max_kv_heads = layer->n_kv_heads;
-    ATH_TRY(side_init(shape, place, 0, effective_type(layer, layer->type_k), layer->head_dim_k, err));
-    return side_init(shape, place, 1, effective_type(layer, layer->type_v), layer->head_dim_v, err);
+    ATH_TRY(
+        side_init(shape, place, 0, ath_kv_stored_type(layer->type_k, layer->window), layer->head_dim_k, err));
+    return side_init(shape, place, 1, ath_kv_stored_type(layer->type_v, layer->window), layer->head_dim_v,
+                     err);
 }
 
 ath_status ath_kv_shape_init(ath_kv_shape *shape, const ath_kv_params *params, ath_error *err) {

@@ -1,13 +1,15 @@
 /* The KV cache: sequences of tokens, their pages, and the few places where a sequence can be entered.
  *
- * One pool of pages per layer kind (full attention; sliding window). A page of a kind holds 128 tokens of all layers of
- * that kind, K and V, each with its own type and head size. Pages are taken from the pool when tokens arrive, counted
- * by reference, shared between sequences with the same prefix, and given back by windowed layers once no position in
- * reach (window plus 128 tokens of rollback) lies in them. Encoded types keep three f16 pages per sequence: own, previous, and the
- * one before, which makes a rollback of up to 128 tokens exact. Layers whose window is 129 or less are stored as f16.
+ * One pool of pages per layer kind (full attention; sliding window). A page of a kind holds 128 tokens of all
+ * layers of that kind, K and V, each with its own type and head size. Pages are taken from the pool when
+ * tokens arrive, counted by reference, shared between sequences with the same prefix, and given back by
+ * windowed layers once no position in reach (window plus 128 tokens of rollback) lies in them. Encoded types
+ * keep three f16 pages per sequence: own, previous, and the one before, which makes a rollback of up to 128
+ * tokens exact. Layers whose window is 129 or less are stored as f16.
  *
- * Entry points: a sequence can be forked or cut only at a page boundary where the f16 rows of the page before it and
- * the sinks were stored (or at 0, or within the last 128 tokens): anything else goes back to the nearest one.
+ * Entry points: a sequence can be forked or cut only at a page boundary where the f16 rows of the page before
+ * it and the sinks were stored (or at 0, or within the last 128 tokens): anything else goes back to the
+ * nearest one.
  *
  * Not thread-safe: one thread drives a cache; the device's threads do the work inside. */
 #ifndef ATH_KV_H
@@ -20,27 +22,27 @@ typedef struct ath_kv ath_kv;
 typedef struct ath_kv_layer {
     int n_kv_heads;
     int head_dim_k, head_dim_v;
-    int64_t window;              /* 0: full attention */
-    ath_kv_type type_k, type_v;  /* wanted; ath_kv_effective_* tells what is stored */
+    int64_t window;             /* 0: full attention */
+    ath_kv_type type_k, type_v; /* wanted; ath_kv_effective_* tells what is stored */
 } ath_kv_layer;
 
 typedef struct ath_kv_params {
     const ath_kv_layer *layers; /* [n_layers], copied */
     int n_layers;
-    int64_t n_ctx;     /* tokens per sequence at most */
-    int n_seqs;        /* sequences */
-    int64_t n_ubatch;  /* rows of a batch at most */
-    int entry_every;   /* pages between automatic entry points; 0: only explicit ones */
-    bool swa_full;     /* windowed layers keep all pages */
+    int64_t n_ctx;    /* tokens per sequence at most */
+    int n_seqs;       /* sequences */
+    int64_t n_ubatch; /* rows of a batch at most */
+    int entry_every;  /* pages between automatic entry points; 0: only explicit ones */
+    bool swa_full;    /* windowed layers keep all pages */
 } ath_kv_params;
 
 /* Figures for people and tests. Bytes per token: closed pages. */
 typedef struct ath_kv_plan {
-    double bytes_per_token;       /* of full-attention layers: what grows with context */
-    double bytes_per_token_f16;   /* the same layers in f16 */
-    size_t bytes_pages;           /* pages of one sequence at n tokens */
-    size_t bytes_recent;          /* three f16 pages and sinks of one sequence */
-    size_t bytes_entries;         /* entry points of one sequence at n tokens */
+    double bytes_per_token;     /* of full-attention layers: what grows with context */
+    double bytes_per_token_f16; /* the same layers in f16 */
+    size_t bytes_pages;         /* pages of one sequence at n tokens */
+    size_t bytes_recent;        /* up to three f16 pages, and sinks, of one sequence */
+    size_t bytes_entries; /* kept for automatic entry points alone: f16 pages, and pages behind windows */
 } ath_kv_plan;
 
 /* Memory that one sequence of n tokens will take. Needs no cache. */
@@ -49,8 +51,8 @@ ath_status ath_kv_plan_init(ath_kv_plan *plan, const ath_kv_params *params, int6
 ath_status ath_kv_create(ath_kv **out, ath_device *dev, const ath_kv_params *params, ath_error *err);
 void ath_kv_free(ath_kv *kv);
 
-/* What is stored when a layer of this window is wanted in type: windows of 129 or less never leave the two f16 pages
- * that every query reads, so their encoded types become f16. */
+/* What is stored when a layer of this window is wanted in type: windows of 129 or less never leave the two
+ * f16 pages that every query reads, so their encoded types become f16. */
 static inline ath_kv_type ath_kv_stored_type(ath_kv_type type, int64_t window) {
     return window > 0 && window <= ATH_PAGE_TOKENS + 1 && !ath_kv_type_is_raw(type) ? ATH_KV_F16 : type;
 }
@@ -64,10 +66,11 @@ typedef struct ath_kv_rows {
     int seq;
     int64_t n_rows; /* appended after the sequence's present tokens */
 } ath_kv_rows;
-/* Takes the pages that are needed. ATH_ERR_CONTEXT or ATH_ERR_NOMEM leave everything as it was. Rows of the batch are those of seqs[0],
- * then seqs[1] ...; a sequence appears once. */
+/* Takes the pages that are needed. ATH_ERR_CONTEXT or ATH_ERR_NOMEM leave everything as it was. Rows of the
+ * batch are those of seqs[0], then seqs[1] ...; a sequence appears once. */
 ath_status ath_kv_begin(ath_kv *kv, const ath_kv_rows *seqs, int n_seqs, ath_error *err);
-/* k [rows][n_kv_heads*head_dim_k], v likewise, after rope. Stores them and encodes the pages that became full. */
+/* k [rows][n_kv_heads*head_dim_k], v likewise, after rope. Stores them and encodes the pages that became
+ * full. */
 void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v);
 /* args: scale, softcap, sink_logits, n_heads, q and out are the caller's; the rest is filled here. */
 void ath_kv_attend(ath_kv *kv, int layer, ath_attn_args *args);
@@ -75,24 +78,27 @@ void ath_kv_attend(ath_kv *kv, int layer, ath_attn_args *args);
 ath_status ath_kv_commit(ath_kv *kv, ath_error *err);
 void ath_kv_abort(ath_kv *kv); /* undoes begin */
 
-/* ---- sequences */
+/* ---- sequences. Not between begin and the batch's end. seq: 0 .. n_seqs - 1; these functions allocate
+ * nothing and can't fail. */
 int64_t ath_kv_length(const ath_kv *kv, int seq);
-/* Keeps the first n tokens at most: exact within the last 128 tokens, else goes back to the nearest entry point.
- * Returns the new length (<= n): the caller evaluates again what is missing. */
+/* Keeps the first n tokens at most: exact within the last 128 tokens, else goes back to the nearest entry
+ * point. Returns the new length (<= n): the caller evaluates again what is missing. */
 int64_t ath_kv_truncate(ath_kv *kv, int seq, int64_t n);
 /* Where ath_kv_fork(dst, src, n) would land, without doing it. */
 int64_t ath_kv_entry_before(const ath_kv *kv, int seq, int64_t n);
-/* dst (emptied first) shares src's pages up to the nearest entry point <= n and starts there. Returns its length. */
+/* dst (emptied first) shares src's pages up to the nearest entry point <= n and starts there. Returns its
+ * length. */
 int64_t ath_kv_fork(ath_kv *kv, int dst, int src, int64_t n);
-/* Stores an entry point at the last page boundary (end of a prompt or a turn). */
+/* Keeps an entry point at the last page boundary (end of a prompt or a turn). Of a sequence's marks the
+ * latest 8 are kept. ATH_ERR_ARGUMENT: no such sequence. */
 ath_status ath_kv_mark_entry(ath_kv *kv, int seq, ath_error *err);
 void ath_kv_clear(ath_kv *kv, int seq);
 
 /* ---- statistics */
 typedef struct ath_kv_stats {
-    size_t bytes_pages, bytes_recent, bytes_entries, bytes_scratch; /* now */
+    size_t bytes_pages, bytes_recent, bytes_entries, bytes_scratch; /* now; shared pages count once */
     int64_t pages_in_use[2], pages_shared[2];                       /* full, windowed */
-    uint64_t saturated;    /* values outside +-65504 that were clamped */
+    uint64_t saturated; /* values outside +-65504 that were clamped */
 } ath_kv_stats;
 void ath_kv_get_stats(const ath_kv *kv, ath_kv_stats *stats);
 const ath_attn_counters *ath_kv_counters(const ath_kv *kv, int layer); /* since creation or reset */

@@ -48,12 +48,13 @@ int64_t ath_kv_entry_before(const ath_kv *kv, int seq_index, int64_t n) {
     return n;
 }
 
+/* What was kept for a longer sequence, or for entry points behind n, and lies before n is kept at n as well:
+ * nothing to sweep, here or in a fork. */
 static void cut(ath_kv *kv, ath_kv_seq *seq, int64_t n) {
     ath_kv_drop_tail(kv, seq, n);
     memset(seq->entry + n / ATH_PAGE_TOKENS + 1, ATH_ENTRY_NONE,
            (size_t)(kv->shape.n_pages - n / ATH_PAGE_TOKENS));
     seq->length = n;
-    ath_kv_sweep(kv, seq);
 }
 
 int64_t ath_kv_length(const ath_kv *kv, int seq) {
@@ -83,7 +84,6 @@ int64_t ath_kv_fork(ath_kv *kv, int dst_index, int src_index, int64_t n) {
                 ath_kv_set_page(dst, kind, i, ath_page_ref(&kv->pool[kind], src->page[kind][i]));
     memcpy(dst->entry, src->entry, (size_t)(n / ATH_PAGE_TOKENS + 1));
     dst->length = n;
-    ath_kv_sweep(kv, dst);
     return n;
 }
 

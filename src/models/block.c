@@ -1,103 +1,178 @@
 /* The blocks that architectures are built from: attention, feed-forward, mixture of experts. */
 #include <math.h>
 
+#include "kernels/vector_math.h"
 #include "models/model.h"
 
-void ath_block_norm(const ath_model *m, const ath_pass *p, const float *x, const float *weight, float *y) {
-    ath_op_rms_norm(p->dev, x, weight, m->norm_eps, y, m->n_embd, 1, p->rows);
+const float *ath_block_norm(const ath_model *m, const ath_pass *p, const float *x, const ath_norm *norm,
+                            float *y, int64_t rows) {
+    if (!norm->weight) return x;
+    if (m->arch->layer_norm)
+        ath_op_layer_norm(p->dev, x, norm->weight, norm->bias, m->norm_eps, y, m->n_embd, rows);
+    else
+        ath_op_rms_norm(p->dev, x, norm->weight, m->norm_eps, y, m->n_embd, 1, rows);
+    return y;
 }
 
-void ath_block_add(const ath_model *m, ath_pass *p, const float *y) {
-    ath_op_add(p->dev, p->x, y, p->rows * m->n_embd);
+void ath_block_add(const ath_model *m, ath_pass *p) {
+    int64_t n = p->rows * m->n_embd;
+    if (m->residual_scale != 1) ath_op_scale(p->dev, p->proj, m->residual_scale, n);
+    ath_op_add(p->dev, p->x, p->proj, n);
 }
 
 static void add_bias(const ath_pass *p, float *x, const float *bias, int64_t n) {
     if (bias) ath_op_add_bias(p->dev, x, bias, n, p->rows);
 }
 
-void ath_block_qkv(const ath_model *m, ath_pass *p, int il) {
+static void product(const ath_pass *p, const ath_weight *w, const float *x, float *out) {
+    ath_op_matmul(p->dev, &w, &out, 1, x, p->rows);
+}
+
+/* ---- attention */
+
+static void norm_heads(const ath_model *m, const ath_pass *p, float *x, const float *weight, int64_t head_dim,
+                       int n_heads) {
+    if (!weight) return;
+    if (m->qk_norm_whole)
+        ath_op_rms_norm(p->dev, x, weight, m->norm_eps, x, head_dim * n_heads, 1, p->rows);
+    else
+        ath_op_rms_norm(p->dev, x, weight, m->norm_eps, x, head_dim, n_heads, p->rows);
+}
+
+static void scale_queries(const ath_model *m, ath_pass *p, int64_t n) {
+    for (int64_t row = 0; row < p->rows; row++)
+        p->row_scale[row] =
+            1 + m->attn_temperature * (float)log1p((double)(p->pos[row] / m->attn_temperature_len));
+    ath_op_scale_rows(p->dev, p->q, p->row_scale, n, p->rows);
+}
+
+void ath_block_qkv(const ath_model *m, ath_pass *p, int il, const float *h) {
     const ath_layer *l = &m->layers[il];
     const ath_weight *w[] = {&l->wq, &l->wk, &l->wv};
     float *out[] = {p->q, p->k, p->v};
-    ath_op_matmul(p->dev, w, out, 3, p->h, p->rows);
+    ath_op_matmul(p->dev, w, out, 3, h, p->rows);
     add_bias(p, p->q, l->bq, l->wq.n_out);
     add_bias(p, p->k, l->bk, l->wk.n_out);
     add_bias(p, p->v, l->bv, l->wv.n_out);
     int hd = l->head_dim_k;
-    if (l->q_norm) ath_op_rms_norm(p->dev, p->q, l->q_norm, m->norm_eps, p->q, hd, l->n_heads, p->rows);
-    if (l->k_norm) ath_op_rms_norm(p->dev, p->k, l->k_norm, m->norm_eps, p->k, hd, l->n_kv_heads, p->rows);
-    if (l->rope) {
-        ath_op_rope(p->dev, l->rope, p->q, p->pos, l->n_heads, hd, p->rows);
-        ath_op_rope(p->dev, l->rope, p->k, p->pos, l->n_kv_heads, hd, p->rows);
+    norm_heads(m, p, p->q, l->q_norm, hd, l->n_heads);
+    norm_heads(m, p, p->k, l->k_norm, hd, l->n_kv_heads);
+    const ath_rope *rope = l->rope;
+    if (p->long_context && rope == &m->rope[ATH_ROPE_FULL]) rope = &m->rope[ATH_ROPE_LONG];
+    if (rope) {
+        ath_op_rope(p->dev, rope, p->q, p->pos, l->n_heads, hd, p->rows);
+        ath_op_rope(p->dev, rope, p->k, p->pos, l->n_kv_heads, hd, p->rows);
     }
+    if (m->attn_temperature != 0) scale_queries(m, p, l->wq.n_out);
 }
 
-void ath_block_attend(const ath_model *m, ath_pass *p, int il) {
+void ath_block_attention(const ath_model *m, ath_pass *p, int il) {
     const ath_layer *l = &m->layers[il];
     ath_kv_append(p->kv, il, p->k, p->v);
     ath_attn_args args = {
         .n_heads = l->n_heads,
         .scale = m->attn_scale != 0 ? m->attn_scale : 1 / sqrtf((float)l->head_dim_k),
+        .softcap = m->attn_softcap,
+        .sink_logits = l->sinks,
         .q = p->q,
         .out = p->att,
     };
     ath_kv_attend(p->kv, il, &args);
-    const ath_weight *w[] = {&l->wo};
-    ath_op_matmul(p->dev, w, &p->proj, 1, p->att, p->rows);
+}
+
+void ath_block_attend(const ath_model *m, ath_pass *p, int il) {
+    const ath_layer *l = &m->layers[il];
+    ath_block_attention(m, p, il);
+    product(p, &l->wo, p->att, p->proj);
     add_bias(p, p->proj, l->bo, m->n_embd);
 }
 
-void ath_block_ffn(const ath_model *m, ath_pass *p, int il, ath_act act) {
-    const ath_layer *l = &m->layers[il];
-    int64_t n_ff = l->gate.n_out;
-    const ath_weight *w[] = {&l->gate, &l->up};
-    float *out[] = {p->gate, p->up};
-    ath_op_matmul(p->dev, w, out, 2, p->h, p->rows);
-    add_bias(p, p->gate, l->b_gate, n_ff);
-    add_bias(p, p->up, l->b_up, n_ff);
-    ath_op_gate(p->dev, act, p->gate, p->up, p->rows * n_ff);
-    const ath_weight *down[] = {&l->down};
-    ath_op_matmul(p->dev, down, &p->proj, 1, p->gate, p->rows);
-    add_bias(p, p->proj, l->b_down, m->n_embd);
+/* ---- feed-forward */
+
+static void feed_dense(const ath_model *m, ath_pass *p, const ath_ffn *f, const float *h, float *result) {
+    int64_t n_ff = f->up.n_out;
+    float *inner = f->gate.data ? p->gate : p->up;
+    if (f->gate.data) {
+        const ath_weight *w[] = {&f->gate, &f->up};
+        float *out[] = {p->gate, p->up};
+        ath_op_matmul(p->dev, w, out, 2, h, p->rows);
+        add_bias(p, p->gate, f->b_gate, n_ff);
+        add_bias(p, p->up, f->b_up, n_ff);
+        ath_op_gate(p->dev, m->act, p->gate, p->up, p->rows * n_ff);
+    } else {
+        product(p, &f->up, h, p->up);
+        add_bias(p, p->up, f->b_up, n_ff);
+        ath_op_gelu(p->dev, p->up, p->rows * n_ff);
+    }
+    product(p, &f->down, inner, result);
+    add_bias(p, result, f->b_down, m->n_embd);
 }
 
-void ath_block_experts(const ath_model *m, ath_pass *p, int il, ath_act act) {
-    const ath_layer *l = &m->layers[il];
-    int n_used = m->n_experts_used;
-    const ath_weight *router[] = {&l->router};
-    ath_op_matmul(p->dev, router, &p->router, 1, p->h, p->rows);
-    ath_op_route(p->dev, p->router, m->n_experts, n_used, true, 1, p->expert, p->expert_weight, p->rows);
-    const ath_weight *w[] = {&l->gate, &l->up};
+static void add_expert_bias(const ath_model *m, const ath_pass *p, float *x, const float *bias, int64_t n) {
+    if (bias) ath_op_add_expert_bias(p->dev, x, bias, p->expert, n, p->rows * m->router.n_used);
+}
+
+static void feed_experts(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h) {
+    const ath_ffn *f = &l->ffn;
+    int n_used = m->router.n_used;
+    int64_t n_ff = f->up.n_out;
+    product(p, &l->router, h, p->router);
+    add_bias(p, p->router, l->b_router, m->router.n_experts);
+    ath_router choice = m->router;
+    choice.bias = l->b_choice;
+    ath_op_route(p->dev, &choice, p->router, p->expert, p->expert_weight, p->rows);
+    const ath_weight *w[] = {&f->gate, &f->up}, *down = &f->down;
     float *out[] = {p->gate, p->up};
-    ath_op_matmul_experts(p->dev, w, out, 2, p->h, 1, p->expert, n_used, p->rows);
-    ath_op_gate(p->dev, act, p->gate, p->up, p->rows * n_used * l->gate.n_out);
-    const ath_weight *down[] = {&l->down};
-    ath_op_matmul_experts(p->dev, down, &p->expert_out, 1, p->gate, n_used, p->expert, n_used, p->rows);
+    ath_op_matmul_experts(p->dev, w, out, 2, h, 1, p->expert, n_used, p->rows);
+    add_expert_bias(m, p, p->gate, f->b_gate, n_ff);
+    add_expert_bias(m, p, p->up, f->b_up, n_ff);
+    ath_op_gate(p->dev, m->act, p->gate, p->up, p->rows * n_used * n_ff);
+    ath_op_matmul_experts(p->dev, &down, &p->expert_out, 1, p->gate, n_used, p->expert, n_used, p->rows);
+    add_expert_bias(m, p, p->expert_out, f->b_down, m->n_embd);
     ath_op_mix_experts(p->dev, p->expert_out, p->expert_weight, n_used, p->proj, m->n_embd, p->rows);
 }
 
-void ath_layer_pre_norm(const ath_model *m, ath_pass *p, int il) {
-    const ath_layer *l = &m->layers[il];
-    ath_block_norm(m, p, p->x, l->attn_norm, p->h);
-    ath_block_qkv(m, p, il);
-    ath_block_attend(m, p, il);
-    ath_block_add(m, p, p->proj);
-
-    ath_block_norm(m, p, p->x, l->ffn_norm, p->h);
-    if (m->n_experts)
-        ath_block_experts(m, p, il, ATH_ACT_SILU);
-    else
-        ath_block_ffn(m, p, il, ATH_ACT_SILU);
-    ath_block_add(m, p, p->proj);
+/* proj += the expert that every token takes. */
+static void feed_shared(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h) {
+    feed_dense(m, p, &l->shared, h, p->expert_out);
+    if (l->shared_router.data) {
+        product(p, &l->shared_router, h, p->row_scale);
+        for (int64_t row = 0; row < p->rows; row++)
+            p->row_scale[row] = 1 / (1 + ath_expf(-p->row_scale[row]));
+        ath_op_scale_rows(p->dev, p->expert_out, p->row_scale, m->n_embd, p->rows);
+    }
+    ath_op_add(p->dev, p->proj, p->expert_out, p->rows * m->n_embd);
 }
 
-void ath_load_pre_norm_layer(ath_loader *in, ath_layer *l, int il) {
-    int64_t n_embd = in->model->n_embd;
-    l->attn_norm = ath_load_vector(in, n_embd, 0, "blk.%d.attn_norm.weight", il);
-    ath_load_attention(in, l, il);
-    l->ffn_norm = ath_load_vector(in, n_embd, 0, "blk.%d.ffn_norm.weight", il);
-    if (in->model->n_experts)
-        ath_load_experts(in, l, il);
-    else
-        ath_load_ffn(in, l, il);
+void ath_block_ffn(const ath_model *m, ath_pass *p, int il, const float *h) {
+    const ath_layer *l = &m->layers[il];
+    if (!l->router.data) {
+        feed_dense(m, p, &l->ffn, h, p->proj);
+        return;
+    }
+    feed_experts(m, p, l, h);
+    if (l->shared.up.data) feed_shared(m, p, l, h);
+}
+
+/* ---- whole layers */
+
+void ath_layer_sequential(const ath_model *m, ath_pass *p, int il) {
+    const ath_layer *l = &m->layers[il];
+    ath_block_qkv(m, p, il, ath_block_norm(m, p, p->x, &l->attn_norm, p->h, p->rows));
+    ath_block_attend(m, p, il);
+    ath_block_norm(m, p, p->proj, &l->post_attn_norm, p->proj, p->rows);
+    ath_block_add(m, p);
+
+    ath_block_ffn(m, p, il, ath_block_norm(m, p, p->x, &l->ffn_norm, p->h, p->rows));
+    ath_block_norm(m, p, p->proj, &l->post_ffn_norm, p->proj, p->rows);
+    ath_block_add(m, p);
+}
+
+void ath_layer_parallel(const ath_model *m, ath_pass *p, int il) {
+    const float *h = ath_block_norm(m, p, p->x, &m->layers[il].attn_norm, p->h, p->rows);
+    ath_block_qkv(m, p, il, h);
+    ath_block_attend(m, p, il);
+    ath_block_add(m, p);
+    ath_block_ffn(m, p, il, h);
+    ath_block_add(m, p);
 }

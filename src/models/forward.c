@@ -15,7 +15,7 @@ void ath_model_kv_layers(const ath_model *m, ath_kv_layer *layers) {
 }
 
 typedef struct widths { /* float32 values per row of each buffer */
-    int64_t q, k, v, att, ff, expert_out, router, expert;
+    int64_t q, k, v, att, ff, expert_out, router, expert, pos_id, head;
 } widths;
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -27,13 +27,15 @@ static widths pass_widths(const ath_model *m) {
         w.q = max64(w.q, (int64_t)l->n_heads * l->head_dim_k);
         w.k = max64(w.k, (int64_t)l->n_kv_heads * l->head_dim_k);
         w.v = max64(w.v, (int64_t)l->n_kv_heads * l->head_dim_v);
+        if (l->wk_b.data) w.head = max64(w.head, l->n_heads);
         w.att = max64(w.att, (int64_t)l->n_heads * l->head_dim_v);
     }
-    int used = m->n_experts_used;
-    w.ff = m->n_ff * max64(1, used);
+    int used = m->router.n_used;
+    w.ff = max64(max64(m->n_ff, m->n_ff_expert * used), m->n_ff_shared);
     w.expert_out = m->n_embd * used;
-    w.router = m->n_experts;
+    w.router = m->router.n_experts;
     w.expert = used;
+    w.pos_id = m->pos_embd.data != NULL;
     return w;
 }
 
@@ -51,6 +53,8 @@ static size_t place(ath_pass *p, const ath_model *m, int64_t rows, char *memory)
         {(void **)&p->gate, w.ff, sizeof(float)},      {(void **)&p->up, w.ff, sizeof(float)},
         {(void **)&p->expert_out, w.expert_out, sizeof(float)}, {(void **)&p->router, w.router, sizeof(float)},
         {(void **)&p->expert, w.expert, sizeof(int32_t)},       {(void **)&p->expert_weight, w.expert, sizeof(float)},
+        {(void **)&p->pos_id, w.pos_id, sizeof(int32_t)},       {(void **)&p->row_scale, 1, sizeof(float)},
+        {(void **)&p->scratch, m->n_scratch, sizeof(float)},    {(void **)&p->head, w.head, sizeof(int32_t)},
     };
     size_t at = 0;
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
@@ -65,7 +69,8 @@ size_t ath_pass_bytes(const ath_model *model, int64_t max_rows) {
     return place(&unused, model, max_rows, NULL);
 }
 
-ath_status ath_pass_create(ath_pass **out, const ath_model *model, ath_kv *kv, int64_t max_rows, ath_error *err) {
+ath_status ath_pass_create(ath_pass **out, const ath_model *model, ath_kv *kv, int64_t n_ctx, int64_t max_rows,
+                           ath_error *err) {
     *out = NULL;
     ath_pass *p = calloc(1, sizeof *p);
     size_t bytes = ath_pass_bytes(model, max_rows);
@@ -81,6 +86,7 @@ ath_status ath_pass_create(ath_pass **out, const ath_model *model, ath_kv *kv, i
     p->dev = model->dev;
     p->kv = kv;
     p->max_rows = max_rows;
+    p->long_context = model->rope[ATH_ROPE_LONG].n_rot > 0 && n_ctx > model->rope_long_above;
     *out = p;
     return ATH_OK;
 }
@@ -93,14 +99,20 @@ void ath_pass_free(ath_pass *pass) {
 
 void ath_model_forward(const ath_model *m, ath_pass *p, const int32_t *tokens) {
     ath_op_embed(p->dev, &m->embd, tokens, m->embd_scale, p->x, p->rows);
+    if (m->pos_embd.data) {
+        for (int64_t row = 0; row < p->rows; row++) p->pos_id[row] = (int32_t)p->pos[row];
+        ath_op_embed(p->dev, &m->pos_embd, p->pos_id, 1, p->h, p->rows);
+        ath_op_add(p->dev, p->x, p->h, p->rows * m->n_embd);
+    }
     for (int il = 0; il < m->n_layers; il++) m->arch->layer(m, p, il);
 }
 
 void ath_model_logits(const ath_model *m, ath_pass *p, int64_t row0, int64_t n, float *logits) {
     float *x = p->x + row0 * m->n_embd;
-    ath_op_rms_norm(p->dev, x, m->output_norm, m->norm_eps, x, m->n_embd, 1, n);
+    ath_block_norm(m, p, x, &m->output_norm, x, n);
     const ath_weight *w[] = {&m->output};
     ath_op_matmul(p->dev, w, &logits, 1, x, n);
+    if (m->logit_scale != 1) ath_op_scale(p->dev, logits, m->logit_scale, n * m->n_vocab);
     float cap = m->final_softcap;
     if (cap > 0)
         for (int64_t i = 0; i < n * m->n_vocab; i++) logits[i] = cap * tanhf(logits[i] / cap);

@@ -90,11 +90,12 @@ static void check_finite(ath_loader *in, const ath_gguf_tensor *t, const char *n
     }
 }
 
-float *ath_load_vector(ath_loader *in, int64_t n, unsigned flags, const char *format, int il) {
+float *ath_load_vectors(ath_loader *in, int64_t width, int64_t n_vectors, unsigned flags, const char *format, int il) {
     char name[128];
     const ath_gguf_tensor *t = find(in, flags, format, il, name);
-    if (!t || !check_shape(in, t, name, n, 1, 1) || !check_decodable(in, t, name)) return NULL;
+    if (!t || !check_shape(in, t, name, width, n_vectors, 1) || !check_decodable(in, t, name)) return NULL;
     ath_model *m = in->model;
+    int64_t n = width * n_vectors;
     m->n_params += (uint64_t)n;
     float *x = malloc((size_t)n * sizeof *x);
     if (!x) {
@@ -107,6 +108,20 @@ float *ath_load_vector(ath_loader *in, int64_t n, unsigned flags, const char *fo
         ath_load_fail(in, ATH_ERR_FORMAT, "tensor %s holds NaN or infinity", name);
     m->weight_bytes += (size_t)n * sizeof *x;
     return x;
+}
+
+float *ath_load_vector(ath_loader *in, int64_t n, unsigned flags, const char *format, int il) {
+    return ath_load_vectors(in, n, 1, flags, format, il);
+}
+
+ath_norm ath_load_norm(ath_loader *in, int64_t n, const char *name, int il) {
+    char format[128];
+    ath_norm norm = {NULL, NULL};
+    snprintf(format, sizeof format, "%s.weight", name);
+    norm.weight = ath_load_vector(in, n, 0, format, il);
+    snprintf(format, sizeof format, "%s.bias", name);
+    if (in->model->arch->layer_norm) norm.bias = ath_load_vector(in, n, ATH_LOAD_OPTIONAL, format, il);
+    return norm;
 }
 
 /* Rows row0 .. row0 + n_out - 1 of tensor t as a weight. */
@@ -131,6 +146,17 @@ void ath_load_matrix(ath_loader *in, ath_weight *w, int64_t n_in, int64_t n_out,
     in->model->n_params += (uint64_t)(n_in * n_out * n_experts);
     if (in->params->check_tensors) check_finite(in, t, name);
     init_rows(in, w, t, 0, n_out, n_experts, true);
+}
+
+void ath_load_rows(ath_loader *in, ath_weight *w, int64_t n_embd, int64_t n_rows, const char *format) {
+    char name[128];
+    const ath_gguf_tensor *t = find(in, 0, format, 0, name);
+    if (!t || !check_shape(in, t, name, n_embd, n_rows, 1) || !check_decodable(in, t, name)) return;
+    in->model->n_params += (uint64_t)(n_embd * n_rows);
+    if (in->params->check_tensors) check_finite(in, t, name);
+    size_t counted = in->model->weight_bytes; /* only the rows that occur are ever read from the map */
+    init_rows(in, w, t, 0, n_rows, 1, false);
+    in->model->weight_bytes = counted;
 }
 
 /* ---- the usual groups */
@@ -166,22 +192,88 @@ void ath_load_attention(ath_loader *in, ath_layer *l, int il) {
     l->bo = ath_load_vector(in, n_embd, ATH_LOAD_OPTIONAL, "blk.%d.attn_output.bias", il);
 }
 
+void ath_load_plain_ffn(ath_loader *in, ath_layer *l, int il) {
+    int64_t n_embd = in->model->n_embd, n_ff = in->model->n_ff;
+    ath_load_matrix(in, &l->ffn.up, n_embd, n_ff, 1, 0, "blk.%d.ffn_up.weight", il);
+    ath_load_matrix(in, &l->ffn.down, n_ff, n_embd, 1, 0, "blk.%d.ffn_down.weight", il);
+    l->ffn.b_up = ath_load_vector(in, n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up.bias", il);
+    l->ffn.b_down = ath_load_vector(in, n_embd, ATH_LOAD_OPTIONAL, "blk.%d.ffn_down.bias", il);
+}
+
+static void load_fused_ffn(ath_loader *in, ath_ffn *f, const ath_gguf_tensor *t, const char *name, int il) {
+    int64_t n_embd = in->model->n_embd, n_ff = in->model->n_ff;
+    if (!check_decodable(in, t, name)) return;
+    in->model->n_params += (uint64_t)(t->ne[0] * t->ne[1]);
+    if (in->params->check_tensors) check_finite(in, t, name);
+    init_rows(in, &f->gate, t, 0, n_ff, 1, true);
+    init_rows(in, &f->up, t, n_ff, n_ff, 1, true);
+    ath_load_matrix(in, &f->down, n_ff, n_embd, 1, 0, "blk.%d.ffn_down.weight", il);
+    f->b_gate = ath_load_vector(in, 2 * n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up.bias", il);
+    f->b_up = f->b_gate ? f->b_gate + n_ff : NULL;
+    f->b_down = ath_load_vector(in, n_embd, ATH_LOAD_OPTIONAL, "blk.%d.ffn_down.bias", il);
+}
+
 void ath_load_ffn(ath_loader *in, ath_layer *l, int il) {
     int64_t n_embd = in->model->n_embd, n_ff = in->model->n_ff;
-    ath_load_matrix(in, &l->gate, n_embd, n_ff, 1, 0, "blk.%d.ffn_gate.weight", il);
-    ath_load_matrix(in, &l->up, n_embd, n_ff, 1, 0, "blk.%d.ffn_up.weight", il);
-    ath_load_matrix(in, &l->down, n_ff, n_embd, 1, 0, "blk.%d.ffn_down.weight", il);
-    l->b_gate = ath_load_vector(in, n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate.bias", il);
-    l->b_up = ath_load_vector(in, n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up.bias", il);
-    l->b_down = ath_load_vector(in, n_embd, ATH_LOAD_OPTIONAL, "blk.%d.ffn_down.bias", il);
+    char name[128];
+    const ath_gguf_tensor *up = find(in, 0, "blk.%d.ffn_up.weight", il, name);
+    if (up && up->ne[0] == n_embd && up->ne[1] == 2 * n_ff && up->ne[2] == 1 && up->ne[3] == 1) {
+        load_fused_ffn(in, &l->ffn, up, name, il);
+        return;
+    }
+    ath_load_matrix(in, &l->ffn.gate, n_embd, n_ff, 1, 0, "blk.%d.ffn_gate.weight", il);
+    l->ffn.b_gate = ath_load_vector(in, n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate.bias", il);
+    ath_load_plain_ffn(in, l, il);
+}
+
+static void load_shared_expert(ath_loader *in, ath_layer *l, int il) {
+    int64_t n_embd = in->model->n_embd, n_ff = in->model->n_ff_shared;
+    ath_load_matrix(in, &l->shared.gate, n_embd, n_ff, 1, 0, "blk.%d.ffn_gate_shexp.weight", il);
+    ath_load_matrix(in, &l->shared.up, n_embd, n_ff, 1, 0, "blk.%d.ffn_up_shexp.weight", il);
+    ath_load_matrix(in, &l->shared.down, n_ff, n_embd, 1, 0, "blk.%d.ffn_down_shexp.weight", il);
+    ath_load_matrix(in, &l->shared_router, n_embd, 1, 1, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_inp_shexp.weight", il);
 }
 
 void ath_load_experts(ath_loader *in, ath_layer *l, int il) {
     const ath_model *m = in->model;
-    ath_load_matrix(in, &l->router, m->n_embd, m->n_experts, 1, 0, "blk.%d.ffn_gate_inp.weight", il);
-    ath_load_matrix(in, &l->gate, m->n_embd, m->n_ff, m->n_experts, 0, "blk.%d.ffn_gate_exps.weight", il);
-    ath_load_matrix(in, &l->up, m->n_embd, m->n_ff, m->n_experts, 0, "blk.%d.ffn_up_exps.weight", il);
-    ath_load_matrix(in, &l->down, m->n_ff, m->n_embd, m->n_experts, 0, "blk.%d.ffn_down_exps.weight", il);
+    int64_t n_embd = m->n_embd, n_ff = m->n_ff_expert, n = m->router.n_experts;
+    ath_ffn *f = &l->ffn;
+    ath_load_matrix(in, &l->router, n_embd, n, 1, 0, "blk.%d.ffn_gate_inp.weight", il);
+    ath_load_matrix(in, &f->gate, n_embd, n_ff, n, 0, "blk.%d.ffn_gate_exps.weight", il);
+    ath_load_matrix(in, &f->up, n_embd, n_ff, n, 0, "blk.%d.ffn_up_exps.weight", il);
+    ath_load_matrix(in, &f->down, n_ff, n_embd, n, 0, "blk.%d.ffn_down_exps.weight", il);
+    l->b_router = ath_load_vector(in, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_inp.bias", il);
+    f->b_gate = ath_load_vectors(in, n_ff, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_exps.bias", il);
+    f->b_up = ath_load_vectors(in, n_ff, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up_exps.bias", il);
+    f->b_down = ath_load_vectors(in, n_embd, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_down_exps.bias", il);
+    if (m->n_ff_shared) load_shared_expert(in, l, il);
+}
+
+void ath_load_parallel_layer(ath_loader *in, ath_layer *l, int il) {
+    l->attn_norm = ath_load_norm(in, in->model->n_embd, "blk.%d.attn_norm", il);
+    ath_load_attention(in, l, il);
+    ath_load_ffn(in, l, il);
+}
+
+void ath_load_layer(ath_loader *in, ath_layer *l, int il) {
+    int64_t n_embd = in->model->n_embd;
+    l->attn_norm = ath_load_norm(in, n_embd, "blk.%d.attn_norm", il);
+    ath_load_attention(in, l, il);
+    l->ffn_norm = ath_load_norm(in, n_embd, "blk.%d.ffn_norm", il);
+    if (in->model->router.n_experts)
+        ath_load_experts(in, l, il);
+    else
+        ath_load_ffn(in, l, il);
+}
+
+void ath_load_head_norms(ath_loader *in, ath_layer *l, int il) {
+    l->q_norm = ath_load_vector(in, l->head_dim_k, 0, "blk.%d.attn_q_norm.weight", il);
+    l->k_norm = ath_load_vector(in, l->head_dim_k, 0, "blk.%d.attn_k_norm.weight", il);
+}
+
+void ath_load_post_norms(ath_loader *in, ath_layer *l, int il) {
+    l->post_attn_norm = ath_load_norm(in, in->model->n_embd, "blk.%d.post_attention_norm", il);
+    l->post_ffn_norm = ath_load_norm(in, in->model->n_embd, "blk.%d.post_ffw_norm", il);
 }
 
 /* ---- hyper-parameters that every decoder has */
@@ -191,10 +283,14 @@ static void load_dimensions(ath_loader *in) {
     m->n_layers = (int)ath_load_u32(in, "block_count", 0);
     m->n_embd = ath_load_u32(in, "embedding_length", 0);
     m->n_ctx_train = ath_load_u32(in, "context_length", 0);
-    m->norm_eps = ath_load_f32(in, "attention.layer_norm_rms_epsilon", 0);
-    m->n_experts = (int)ath_load_u32(in, "expert_count", 0);
-    m->n_experts_used = (int)ath_load_u32(in, "expert_used_count", 0);
-    m->embd_scale = 1;
+    const char *eps = m->arch->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+    m->norm_eps = ath_load_f32(in, eps, 0);
+    m->router.n_experts = (int)ath_load_u32(in, "expert_count", 0);
+    m->router.n_used = (int)ath_load_u32(in, "expert_used_count", 0);
+    m->embd_scale = m->residual_scale = m->logit_scale = 1;
+    m->router.renormalise = true;
+    m->router.scale = 1;
+    m->yarn_factor = 1;
     if (in->status != ATH_OK) return;
     if (m->n_layers < 1 || m->n_layers > 4096)
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.block_count is missing or out of range (%d)", in->arch, m->n_layers);
@@ -203,11 +299,11 @@ static void load_dimensions(ath_loader *in) {
     if (m->n_ctx_train < 1)
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.context_length is missing or zero", in->arch);
     if (!(m->norm_eps > 0 && m->norm_eps < 1))
-        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.attention.layer_norm_rms_epsilon is missing or out of range", in->arch);
-    if (m->n_experts < 0 || m->n_experts > 4096 || m->n_experts_used > m->n_experts ||
-        (m->n_experts && m->n_experts_used < 1))
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.%s is missing or out of range", in->arch, eps);
+    if (m->router.n_experts < 0 || m->router.n_experts > ATH_MAX_EXPERTS || m->router.n_used > m->router.n_experts ||
+        (m->router.n_experts && m->router.n_used < 1))
         ath_load_fail(in, ATH_ERR_FORMAT, "keys %s.expert_count %d and expert_used_count %d make no sense", in->arch,
-                      m->n_experts, m->n_experts_used);
+                      m->router.n_experts, m->router.n_used);
 }
 
 static void check_heads(ath_loader *in, const ath_layer *l, int il) {
@@ -242,10 +338,15 @@ static void load_heads(ath_loader *in) {
         l->head_dim_v = (int)ath_load_u32(in, "attention.value_length", dim);
         check_heads(in, l, il);
     }
-    m->n_ff = m->n_experts ? ath_load_u32(in, "expert_feed_forward_length", ff[0]) : ff[0];
+    m->n_ff = ff[0];
+    if (m->router.n_experts) {
+        m->n_ff_expert = ath_load_u32(in, "expert_feed_forward_length", ff[0]);
+        m->n_ff_shared = ath_load_u32(in, "expert_shared_feed_forward_length", 0);
+    }
     for (int il = 0; il < n; il++)
         if (ff[il] != ff[0]) ath_load_fail(in, ATH_ERR_UNSUPPORTED, "layers differ in feed_forward_length");
-    if (m->n_ff < 1 || m->n_ff > 1 << 24)
+    int64_t widest = m->n_ff > m->n_ff_expert ? m->n_ff : m->n_ff_expert;
+    if (widest < 1 || widest > 1 << 24 || m->n_ff_shared > 1 << 24)
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.feed_forward_length is missing or out of range", in->arch);
     free(heads);
 }
@@ -272,7 +373,7 @@ static void load_ends(ath_loader *in) {
     size_t counted = m->weight_bytes;
     init_rows(in, &m->embd, embd, 0, m->n_vocab, 1, false);
     m->weight_bytes = counted;
-    m->output_norm = ath_load_vector(in, m->n_embd, 0, "output_norm.weight", 0);
+    m->output_norm = ath_load_norm(in, m->n_embd, "output_norm", 0);
 }
 
 static void load_all(ath_loader *in) {
@@ -298,7 +399,8 @@ ath_status ath_model_load(ath_model **out, const ath_gguf *gguf, const ath_model
     m->arch = found;
     m->gguf = gguf;
     m->dev = params->dev;
-    ath_loader in = {.gguf = gguf, .params = params, .model = m, .arch = found->name, .err = err};
+    ath_loader in = {.gguf = gguf, .params = params, .model = m, .err = err};
+    memcpy(in.arch, arch.data, arch.size); /* a known name: shorter than in.arch */
     load_all(&in);
     if (in.status != ATH_OK) {
         ath_model_free(m);
@@ -312,10 +414,13 @@ void ath_model_free(ath_model *m) {
     if (!m) return;
     for (int il = 0; m->layers && il < m->n_layers; il++) {
         ath_layer *l = &m->layers[il];
-        ath_weight *weights[] = {&l->wq, &l->wk, &l->wv, &l->wo, &l->gate, &l->up, &l->down, &l->router};
+        ath_weight *weights[] = {&l->wq,       &l->wk,       &l->wv,     &l->wo,          &l->ffn.gate,    &l->ffn.up,
+                                 &l->ffn.down, &l->router,   &l->shared.gate, &l->shared.up, &l->shared.down,
+                                 &l->shared_router, &l->wq_a, &l->wk_b, &l->wv_b};
         for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) ath_device_weight_free(weights[i]);
     }
     ath_device_weight_free(&m->embd);
+    ath_device_weight_free(&m->pos_embd);
     ath_device_weight_free(&m->output);
     for (size_t i = 0; i < m->n_owned; i++) free(m->owned[i]);
     free(m->owned);

@@ -15,35 +15,57 @@ typedef struct ath_model ath_model;
 typedef struct ath_loader ath_loader;
 typedef struct ath_pass ath_pass;
 
+/* The names of an architecture (general.architecture) are in registry.c: several may convert to the same graph. */
 typedef struct ath_arch {
-    const char *name; /* general.architecture */
     /* Reads the architecture's own keys and all tensors. Failures stay in the loader. */
     void (*load)(ath_loader *in, ath_model *m);
     /* x += attention(x); x += feed_forward(x), for all rows of the pass. */
     void (*layer)(const ath_model *m, ath_pass *p, int il);
+    bool layer_norm; /* norms subtract the mean and may have a bias; else RMS norms */
 } ath_arch;
 
 /* NULL if this build doesn't know the name. */
 const ath_arch *ath_arch_find(ath_str name);
 const char *ath_arch_names(void); /* space separated */
 
+typedef struct ath_norm {
+    float *weight, *bias; /* bias: LayerNorm only, may be NULL; weight NULL: no norm at this place */
+} ath_norm;
+
+/* A feed-forward, or the experts of a layer, one after another. No gate: down(gelu(up(x))). */
+typedef struct ath_ffn {
+    ath_weight gate, up, down;      /* [n_ff, n_embd] x 2, [n_embd, n_ff]; n_experts of them */
+    float *b_gate, *b_up, *b_down;  /* [n_experts][n_ff] x 2, [n_experts][n_embd] */
+} ath_ffn;
+
 /* Weights of a decoder layer; what an architecture doesn't have stays NULL (w.data == NULL). Shapes as [n_out, n_in]. */
 typedef struct ath_layer {
     int n_heads, n_kv_heads, head_dim_k, head_dim_v;
     int64_t window;      /* tokens visible, own included; 0: all */
     const ath_rope *rope; /* into ath_model.rope; NULL: none */
-    float *attn_norm;                 /* [n_embd] */
+    ath_norm attn_norm;               /* [n_embd] */
     ath_weight wq, wk, wv;            /* [n_heads*head_dim, n_embd], [n_kv_heads*head_dim, n_embd] x 2 */
     float *bq, *bk, *bv, *bo;
-    float *q_norm, *k_norm;           /* [head_dim] */
+    float *q_norm, *k_norm;           /* [head_dim], or the whole projection (ath_model.qk_norm_whole) */
+    float *sinks;                     /* [n_heads] */
     ath_weight wo;                    /* [n_embd, n_heads*head_dim_v] */
-    float *post_attn_norm;            /* [n_embd] */
-    float *ffn_norm;                  /* [n_embd] */
-    ath_weight gate, up, down;        /* [n_ff, n_embd] x 2, [n_embd, n_ff]; experts: n_experts of them */
-    float *b_gate, *b_up, *b_down;
+    /* Latent attention (deepseek2): wq takes the normed output of wq_a where there is one; wk gives latent and rope part. */
+    ath_weight wq_a, wk_b, wv_b;      /* [q_lora, n_embd]; n_heads of [kv_lora, nope], n_heads of [head_dim_v, kv_lora] */
+    float *q_a_norm, *kv_a_norm;      /* [q_lora], [kv_lora] */
+    ath_norm post_attn_norm;          /* [n_embd] on the output of attention */
+    ath_norm ffn_norm;                /* [n_embd] */
+    ath_ffn ffn;                      /* of the experts if there is a router */
     ath_weight router;                /* [n_experts, n_embd] */
-    float *post_ffn_norm;             /* [n_embd] */
+    float *b_router;                  /* [n_experts] */
+    float *b_choice;                  /* [n_experts] ath_router.bias */
+    ath_ffn shared;                   /* the expert that every token takes */
+    ath_weight shared_router;         /* [1, n_embd]: its output times sigmoid(shared_router . x) */
+    ath_norm post_ffn_norm;           /* [n_embd] on the output of the feed-forward */
 } ath_layer;
+
+/* Kinds of rotary tables: layers that see everything, windowed ones where they differ, and LongRoPE's table for contexts
+ * longer than the original one. */
+enum { ATH_ROPE_FULL, ATH_ROPE_WINDOW, ATH_ROPE_LONG, ATH_ROPE_KINDS };
 
 struct ath_model {
     const ath_arch *arch;
@@ -51,16 +73,28 @@ struct ath_model {
     ath_device *dev;      /* borrowed; NULL for metadata-only models */
     int n_layers;
     int64_t n_vocab, n_embd, n_ctx_train;
-    int64_t n_ff;         /* widest feed-forward, or of one expert */
-    int n_experts, n_experts_used;
+    int64_t n_scratch;    /* floats per row of ath_pass.scratch */
+    int64_t n_ctx_max;    /* learned positions end here; 0: no such limit */
+    int64_t n_ff, n_ff_expert, n_ff_shared; /* widths of dense layers, of one expert, of the shared expert */
+    ath_router router;    /* n_experts == 0: dense; bias: see ath_layer */
+    ath_act act;
     float norm_eps;
+    bool qk_norm_whole;   /* q and k norms run over all heads at once */
     float attn_scale;     /* 0: 1/sqrt(head_dim) */
+    float attn_softcap;   /* 0: none */
+    float attn_temperature; /* queries times 1 + this * ln(1 + floor(pos / attn_temperature_len)); 0: no */
+    int64_t attn_temperature_len;
     float embd_scale;     /* on token embeddings */
+    float residual_scale; /* on what a block adds */
+    float logit_scale;
     float final_softcap;  /* 0: none */
-    ath_rope rope[2];     /* full-attention layers; windowed layers */
+    ath_rope rope[ATH_ROPE_KINDS]; /* n_rot == 0: not in use */
+    double yarn_factor;   /* YaRN's extension of the context; 1: none */
+    int64_t rope_long_above; /* context length above which ATH_ROPE_LONG takes the place of ATH_ROPE_FULL */
     ath_weight embd;      /* [n_vocab, n_embd], file layout */
+    ath_weight pos_embd;  /* [n_ctx_max, n_embd], file layout: learned positions, added to the embeddings */
     ath_weight output;    /* the same tensor when tied, in the kernel's layout */
-    float *output_norm;   /* [n_embd] */
+    ath_norm output_norm; /* [n_embd] */
     ath_layer *layers;
     uint64_t n_params;
     size_t weight_bytes;  /* resident: repacked copies plus mapped tensors that are used from the map */
@@ -97,21 +131,28 @@ struct ath_pass {
     ath_device *dev;
     ath_kv *kv;
     int64_t rows, max_rows;
+    bool long_context;   /* LongRoPE: the long table is in use */
     int64_t *pos;        /* [rows] position of each row in its sequence */
+    int32_t *pos_id;     /* [rows] the same, for learned positions */
+    float *row_scale;    /* [rows] scratch */
+    float *scratch;      /* [n_scratch] for the architecture's own use */
     float *x;            /* [n_embd] residual stream */
     float *h;            /* [n_embd] normed input of a block */
     float *q, *k, *v;    /* [n_heads*head_dim] ... */
     float *att;          /* [n_heads*head_dim_v] */
     float *proj;         /* [n_embd] output of a block */
-    float *gate, *up;    /* [n_ff], experts: [n_experts_used][n_ff] */
-    float *expert_out;   /* [n_experts_used][n_embd] */
+    float *gate, *up;    /* [n_ff], experts: [n_used][n_ff_expert] */
+    float *expert_out;   /* [n_used][n_embd] */
     float *router;       /* [n_experts] */
-    int32_t *expert;     /* [n_experts_used] */
-    float *expert_weight; /* [n_experts_used] */
+    int32_t *head;       /* [n_heads] 0, 1, ...: "experts" of per-head matrices; latent attention only */
+    int32_t *expert;     /* [n_used] */
+    float *expert_weight; /* [n_used] */
     void *memory;
 };
 
-ath_status ath_pass_create(ath_pass **out, const ath_model *model, ath_kv *kv, int64_t max_rows, ath_error *err);
+/* n_ctx: longest context of a sequence in kv; at most model->n_ctx_max where that isn't 0. */
+ath_status ath_pass_create(ath_pass **out, const ath_model *model, ath_kv *kv, int64_t n_ctx, int64_t max_rows,
+                           ath_error *err);
 void ath_pass_free(ath_pass *pass);
 size_t ath_pass_bytes(const ath_model *model, int64_t max_rows);
 
@@ -127,7 +168,7 @@ struct ath_loader {
     const ath_gguf *gguf;
     const ath_model_params *params;
     ath_model *model;
-    const char *arch; /* NUL-terminated name, prefix of keys */
+    char arch[64]; /* NUL-terminated name, prefix of keys */
     ath_error *err;
     ath_status status;
 };
@@ -141,38 +182,61 @@ uint32_t ath_load_u32(ath_loader *in, const char *key, uint32_t fallback);
 void ath_load_u32_array(ath_loader *in, const char *key, uint32_t *out, int64_t n, uint32_t fallback);
 /* A float vector of n values (any float type, decoded); NULL if absent and optional. "%d" in name is il. */
 float *ath_load_vector(ath_loader *in, int64_t n, unsigned flags, const char *name, int il);
+float *ath_load_vectors(ath_loader *in, int64_t n, int64_t n_vectors, unsigned flags, const char *name, int il);
+/* name + ".weight", and ".bias" where norms have one (ath_arch.layer_norm). */
+ath_norm ath_load_norm(ath_loader *in, int64_t n, const char *name, int il);
 /* A matrix of n_out rows of n_in values, n_experts of them (1: two dimensions). */
 void ath_load_matrix(ath_loader *in, ath_weight *w, int64_t n_in, int64_t n_out, int64_t n_experts, unsigned flags,
                      const char *name, int il);
+/* A table of n_rows rows of n_embd values that rows are taken from: stays in the file's layout. */
+void ath_load_rows(ath_loader *in, ath_weight *w, int64_t n_embd, int64_t n_rows, const char *name);
 /* Q, K, V and their optional biases from separate tensors or a fused attn_qkv; also wo and its bias. */
 void ath_load_attention(ath_loader *in, ath_layer *l, int il);
-/* Dense gate, up, down with optional biases. */
+/* Dense gate, up, down with optional biases; gate and up may be fused in ffn_up, gate first. */
 void ath_load_ffn(ath_loader *in, ath_layer *l, int il);
-/* Router and merged expert tensors. */
+/* Dense up and down with optional biases: no gate. */
+void ath_load_plain_ffn(ath_loader *in, ath_layer *l, int il);
+/* Router and merged expert tensors with optional biases; the shared expert where the model has one. */
 void ath_load_experts(ath_loader *in, ath_layer *l, int il);
-/* Rotary tables of full and windowed layers from the usual keys; neox as the architecture has it. */
-void ath_load_rope(ath_loader *in, bool neox);
+enum {
+    ATH_LOAD_NEOX = 1,      /* rotary pairs (i, i + n_rot/2); else neighbours */
+    ATH_LOAD_UNROUNDED = 2, /* YaRN's correction range is not rounded to whole pairs */
+};
+/* The rotary table of all layers, from the usual keys and tensors (with LongRoPE, both tables). */
+void ath_load_rope(ath_loader *in, unsigned flags);
+/* Windowed layers rotate with another base (rope.freq_base_swa) and without scaling. After windows and rope are loaded. */
+void ath_load_window_rope(ath_loader *in, float default_base);
 /* Windows: n tokens on layers that `period` makes windowed (il % period < period - 1; 0: all; 1: none), or by the
  * file's own attention.sliding_window_pattern. */
 void ath_load_windows(ath_loader *in, uint32_t default_period);
 
 /* ---- for architecture files: the usual blocks */
 
-/* q, k, v of h: projections, biases, per-head norms where present, rotation. */
-void ath_block_qkv(const ath_model *m, ath_pass *p, int il);
-/* Stores k, v; att = attention(q); proj = att . wo (+ bias). */
+/* q, k, v of h: projections, biases, norms where present, rotation. */
+void ath_block_qkv(const ath_model *m, ath_pass *p, int il, const float *h);
+/* Stores k, v; att = attention(q). */
+void ath_block_attention(const ath_model *m, ath_pass *p, int il);
+/* The same, then proj = att . wo (+ bias). */
 void ath_block_attend(const ath_model *m, ath_pass *p, int il);
-/* proj = down(act(gate(h)) * up(h)) */
-void ath_block_ffn(const ath_model *m, ath_pass *p, int il, ath_act act);
-/* The same through a softmax router, renormalised over the chosen experts. */
-void ath_block_experts(const ath_model *m, ath_pass *p, int il, ath_act act);
-/* y = rms_norm(x) * weight, rows of n_embd */
-void ath_block_norm(const ath_model *m, const ath_pass *p, const float *x, const float *weight, float *y);
-void ath_block_add(const ath_model *m, ath_pass *p, const float *y); /* x += y */
+/* proj = down(act(gate(h)) * up(h)), or the chosen experts' sum of that where the layer has a router. */
+void ath_block_ffn(const ath_model *m, ath_pass *p, int il, const float *h);
+/* y = norm(x), [rows][n_embd]. Returns y, or x if there is no norm at this place. */
+const float *ath_block_norm(const ath_model *m, const ath_pass *p, const float *x, const ath_norm *norm, float *y,
+                            int64_t rows);
+void ath_block_add(const ath_model *m, ath_pass *p); /* x += residual_scale * proj */
 
-/* The layer that most decoders share, SiLU throughout; experts where the model has them:
- *     x += attention(norm(x));  x += feed_forward(norm(x)) */
-void ath_layer_pre_norm(const ath_model *m, ath_pass *p, int il);
-void ath_load_pre_norm_layer(ath_loader *in, ath_layer *l, int il);
+/* The layers that most decoders share; experts where the model has them.
+ *     x += norm(attention(norm(x)));  x += norm(feed_forward(norm(x)))     each norm where the layer has it */
+void ath_layer_sequential(const ath_model *m, ath_pass *p, int il);
+/*     x += attention(h) + feed_forward(h)                                  h = norm(x) */
+void ath_layer_parallel(const ath_model *m, ath_pass *p, int il);
+/* Weights of the usual layer: norms before attention and before a gated feed-forward, which may be experts. */
+void ath_load_layer(ath_loader *in, ath_layer *l, int il);
+/* The same with one norm, before both. */
+void ath_load_parallel_layer(ath_loader *in, ath_layer *l, int il);
+/* One norm of head_dim for all heads of q, another for k. */
+void ath_load_head_norms(ath_loader *in, ath_layer *l, int il);
+/* Norms on the outputs of attention and feed-forward. */
+void ath_load_post_norms(ath_loader *in, ath_layer *l, int il);
 
 #endif

@@ -3,21 +3,49 @@
 
 #include "models/model.h"
 
-#define ARCHITECTURES(X) X(gemma3) X(llama) X(qwen2) X(qwen3)
+/* X(graph, general.architecture) */
+#define ARCHITECTURES(X)                                                                                     \
+    X(cohere2, "cohere2")                                                                                    \
+    X(command_r, "command-r")                                                                                \
+    X(deepseek2, "deepseek2")     \
+    X(gemma, "gemma")                                                                                        \
+    X(gemma2, "gemma2")                                                                                      \
+    X(gemma3, "gemma3")                                                                                      \
+    X(glm4, "glm4")                                                                                          \
+    X(gpt2, "gpt2")                                                                                          \
+    X(gpt_oss, "gpt-oss")                                                                                    \
+    X(granite, "granite")                                                                                    \
+    X(granite, "granitemoe")                                                                                 \
+    X(llama, "llama")                                                                                        \
+    X(mistral3, "mistral3")                                                                                  \
+    X(olmo2, "olmo2")                                                                                        \
+    X(phi3, "phi3")                                                                                          \
+    X(qwen2, "qwen2")                                                                                        \
+    X(qwen2moe, "qwen2moe")                                                                                  \
+    X(qwen3, "qwen3")                                                                                        \
+    X(qwen3, "qwen3moe")                                                                                     \
+    X(smollm3, "smollm3")                                                                                    \
+    X(starcoder2, "starcoder2")
 
-#define DECLARE(name) extern const ath_arch ath_arch_##name;
+#define DECLARE(graph, name) extern const ath_arch ath_arch_##graph;
 ARCHITECTURES(DECLARE)
 
-#define ROW(name) &ath_arch_##name,
-static const ath_arch *const architectures[] = {ARCHITECTURES(ROW)};
+#define ROW(graph, name) {name, &ath_arch_##graph},
+static const struct {
+    const char *name;
+    const ath_arch *arch;
+} architectures[] = {ARCHITECTURES(ROW)};
 
-#define NAME(name) #name " "
-const char *ath_arch_names(void) { return ARCHITECTURES(NAME); }
+#define NAME(graph, name) name " "
+const char *ath_arch_names(void) {
+    return ARCHITECTURES(NAME);
+}
 
 const ath_arch *ath_arch_find(ath_str name) {
     for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++) {
-        const char *known = architectures[i]->name;
-        if (strlen(known) == name.size && memcmp(known, name.data, name.size) == 0) return architectures[i];
+        const char *known = architectures[i].name;
+        if (strlen(known) == name.size && memcmp(known, name.data, name.size) == 0)
+            return architectures[i].arch;
     }
     return NULL;
 }

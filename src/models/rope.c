@@ -8,9 +8,9 @@
 #include "models/model.h"
 
 typedef struct scaling {
-    bool yarn;
+    bool yarn, long_factors, unrounded;
     double base, freq_scale; /* freq_scale = 1/factor */
-    double orig_ctx, ext_factor, attn_factor, beta_fast, beta_slow;
+    double orig_ctx, ext_factor, attn_factor, log_multiplier, beta_fast, beta_slow;
 } scaling;
 
 /* Pair index (fractional) whose wavelength makes `turns` rotations over the original context. */
@@ -21,8 +21,10 @@ static double yarn_pair(double turns, int n_rot, double base, double orig_ctx) {
 static void fill_frequencies(double *inv_freq, int n_rot, const scaling *s, const float *divisors) {
     double low = 0, high = 0;
     if (s->yarn) {
-        low = fmax(0, floor(yarn_pair(s->beta_fast, n_rot, s->base, s->orig_ctx)));
-        high = fmin(n_rot - 1, ceil(yarn_pair(s->beta_slow, n_rot, s->base, s->orig_ctx)));
+        low = yarn_pair(s->beta_fast, n_rot, s->base, s->orig_ctx);
+        high = yarn_pair(s->beta_slow, n_rot, s->base, s->orig_ctx);
+        low = fmax(0, s->unrounded ? low : floor(low));
+        high = fmin(n_rot - 1, s->unrounded ? high : ceil(high));
     }
     for (int i = 0; i < n_rot / 2; i++) {
         double f = pow(s->base, -2.0 * i / n_rot);
@@ -51,9 +53,10 @@ static void read_scaling_type(ath_loader *in, scaling *s, bool *none) {
     const char *flag = in->params->rope.scaling;
     if (flag) type = (ath_str){flag, strlen(flag)};
     s->yarn = is(type, "yarn");
+    s->long_factors = is(type, "longrope");
     *none = is(type, "none");
-    if (type.size && !s->yarn && !*none && !is(type, "linear"))
-        ath_load_fail(in, ATH_ERR_UNSUPPORTED, "rope scaling \"%.*s\" is not one of: none, linear, yarn",
+    if (type.size && !s->yarn && !s->long_factors && !*none && !is(type, "linear"))
+        ath_load_fail(in, ATH_ERR_UNSUPPORTED, "rope scaling \"%.*s\" is not one of: none, linear, yarn, longrope",
                       (int)type.size, type.data);
 }
 
@@ -74,6 +77,7 @@ static void read_scaling(ath_loader *in, scaling *s) {
     s->ext_factor = chosen(o->yarn_ext_factor, ath_load_f32(in, "rope.scaling.yarn_ext_factor", 1));
     s->attn_factor = ath_load_f32(in, "rope.scaling.attn_factor", 1);
     s->attn_factor *= chosen(o->yarn_attn_factor, ath_load_f32(in, "rope.scaling.yarn_attn_factor", 1));
+    s->log_multiplier = ath_load_f32(in, "rope.scaling.yarn_log_multiplier", 0);
     s->beta_fast = chosen(o->yarn_beta_fast, ath_load_f32(in, "rope.scaling.yarn_beta_fast", 32));
     s->beta_slow = chosen(o->yarn_beta_slow, ath_load_f32(in, "rope.scaling.yarn_beta_slow", 1));
     if (in->status == ATH_OK && !(s->base > 1 && isfinite(s->base) && s->orig_ctx >= 1 && isfinite(s->freq_scale)))
@@ -94,13 +98,31 @@ static void fill_rope(ath_loader *in, ath_rope *rope, const scaling *s, int n_ro
     if (!f) return;
     fill_frequencies(f, n_rot, s, divisors);
     *rope = (ath_rope){.n_rot = n_rot, .neox = neox, .inv_freq = f, .magnitude = (float)s->attn_factor};
-    if (s->yarn && s->freq_scale < 1) rope->magnitude = (float)(s->attn_factor * (1 - 0.1 * log(s->freq_scale)));
+    if (!s->yarn || s->freq_scale >= 1) return;
+    in->model->yarn_factor = 1 / s->freq_scale;
+    double length = -log(s->freq_scale), magnitude = 1 + 0.1 * length;
+    if (s->log_multiplier != 0) magnitude /= 1 + 0.1 * s->log_multiplier * length;
+    rope->magnitude = (float)(s->attn_factor * magnitude);
 }
 
-void ath_load_rope(ath_loader *in, bool neox) {
+/* LongRoPE (Ding et al. 2024, arXiv 2402.13753): one set of divisors up to the original context, another beyond it. */
+static void load_long_rope(ath_loader *in, const scaling *s, int n_rot, bool neox) {
+    ath_model *m = in->model;
+    unsigned flags = s->long_factors ? 0 : ATH_LOAD_OPTIONAL;
+    float *shorter = ath_load_vector(in, n_rot / 2, flags, "rope_factors_short.weight", 0);
+    float *longer = ath_load_vector(in, n_rot / 2, shorter ? 0 : flags, "rope_factors_long.weight", 0);
+    if (in->status != ATH_OK || !shorter || !longer) return;
+    fill_rope(in, &m->rope[ATH_ROPE_FULL], s, n_rot, neox, shorter);
+    fill_rope(in, &m->rope[ATH_ROPE_LONG], s, n_rot, neox, longer);
+    m->rope_long_above = (int64_t)s->orig_ctx;
+}
+
+void ath_load_rope(ath_loader *in, unsigned flags) {
+    bool neox = flags & ATH_LOAD_NEOX;
     ath_model *m = in->model;
     scaling full;
     read_scaling(in, &full);
+    full.unrounded = flags & ATH_LOAD_UNROUNDED;
     int head_dim = m->n_layers ? m->layers[0].head_dim_k : 0;
     uint32_t n_rot = ath_load_u32(in, "rope.dimension_count", (uint32_t)head_dim);
     if (in->status == ATH_OK && (n_rot % 2 || n_rot > (uint32_t)head_dim || n_rot == 0))
@@ -109,11 +131,21 @@ void ath_load_rope(ath_loader *in, bool neox) {
     if (in->status != ATH_OK) return;
     float *divisors = ath_load_vector(in, n_rot / 2, ATH_LOAD_OPTIONAL, "rope_freqs.weight", 0);
     if (in->status != ATH_OK) return;
-    fill_rope(in, &m->rope[0], &full, (int)n_rot, neox, divisors);
+    fill_rope(in, &m->rope[ATH_ROPE_FULL], &full, (int)n_rot, neox, divisors);
+    load_long_rope(in, &full, (int)n_rot, neox);
+    for (int il = 0; il < m->n_layers; il++) m->layers[il].rope = &m->rope[ATH_ROPE_FULL];
+}
 
-    scaling windowed = {.base = ath_load_f32(in, "rope.freq_base_swa", 10000), .freq_scale = 1, .attn_factor = 1};
-    fill_rope(in, &m->rope[1], &windowed, (int)n_rot, neox, NULL);
-    for (int il = 0; il < m->n_layers; il++) m->layers[il].rope = &m->rope[0];
+void ath_load_window_rope(ath_loader *in, float default_base) {
+    ath_model *m = in->model;
+    scaling plain = {.base = ath_load_f32(in, "rope.freq_base_swa", default_base), .freq_scale = 1, .attn_factor = 1};
+    if (in->status == ATH_OK && !(plain.base > 1 && isfinite(plain.base)))
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.rope.freq_base_swa is %g", in->arch, plain.base);
+    if (in->status != ATH_OK) return;
+    const ath_rope *full = &m->rope[ATH_ROPE_FULL];
+    fill_rope(in, &m->rope[ATH_ROPE_WINDOW], &plain, full->n_rot, full->neox, NULL);
+    for (int il = 0; il < m->n_layers; il++)
+        if (m->layers[il].window) m->layers[il].rope = &m->rope[ATH_ROPE_WINDOW];
 }
 
 void ath_load_windows(ath_loader *in, uint32_t default_period) {
@@ -132,8 +164,6 @@ void ath_load_windows(ath_loader *in, uint32_t default_period) {
     for (int il = 0; il < m->n_layers; il++) {
         bool windowed = per_layer ? ath_gguf_item_i64(pattern, (uint64_t)il) != 0
                                   : period == 0 || (uint32_t)il % period < period - 1;
-        if (!windowed) continue;
-        m->layers[il].window = window;
-        m->layers[il].rope = &m->rope[1];
+        if (windowed) m->layers[il].window = window;
     }
 }

@@ -134,8 +134,8 @@ def test_inspect(athanor, model):
 def test_inspect_windows_and_strangers(athanor, golden):
     j = json.loads(athanor("inspect", golden / "gemma3/model.gguf", "--json").stdout)
     assert any(layer["window"] for layer in j["layers"])
-    stranger = athanor("inspect", golden / "deepseek2/model.gguf").stdout.decode()
-    assert "no cache table: " in stranger and "deepseek2" in stranger and "tensors: " in stranger
+    stranger = athanor("inspect", golden / "gemma4/model.gguf").stdout.decode()
+    assert "no cache table: " in stranger and "gemma4" in stranger and "tensors: " in stranger
     assert "/no/such" in error(athanor, "inspect", "/no/such")
     assert "no model" in error(athanor, "inspect")
 

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "base/half.h"
-#include "codec/distortion.h"
+#include "codec/kv_distortion.h"
 #include "codec/kv_page.h"
 #include "codec/quant_legacy.h"
 #include "codec/tensor_type.h"

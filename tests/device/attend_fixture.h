@@ -1,5 +1,6 @@
-/* A paged KV cache of random values, as the cache code would hand it to attention, and the judge: a plain masked softmax in
- * double precision over the values that the rules say are read. Slots of tokens that are not there hold NaN. */
+/* A paged KV cache of random values, as the cache code would hand it to attention, and the judge: a plain
+ * masked softmax in double precision over the values that the rules say are read. Slots of tokens that are
+ * not there hold NaN. */
 #ifndef ATH_TESTS_ATTEND_FIXTURE_H
 #define ATH_TESTS_ATTEND_FIXTURE_H
 
@@ -35,11 +36,11 @@ typedef struct cache {
     attend_config c;
     ath_kv_layout k, v;
     int64_t n_tokens, n_pages;
-    uint16_t *rows[2];                 /* f16 [n_tokens][n_kv_heads][head_dim]: K, V */
-    uint16_t **tiles[2];               /* [n_pages] */
+    uint16_t *rows[2];   /* f16 [n_tokens][n_kv_heads][head_dim]: K, V */
+    uint16_t **tiles[2]; /* [n_pages] */
     uint16_t *sinks[2];
-    uint8_t **pages;                   /* [n_pages] */
-    float **decoded[2];                /* [n_pages][n_kv_heads * tile], of full pages */
+    uint8_t **pages;    /* [n_pages] */
+    float **decoded[2]; /* [n_pages][n_kv_heads * tile], of full pages */
 } cache;
 
 static inline void *xmalloc(size_t n) {
@@ -48,8 +49,12 @@ static inline void *xmalloc(size_t n) {
     return p;
 }
 
-static inline int side_dim(const cache *c, int side) { return side ? c->c.head_dim_v : c->c.head_dim_k; }
-static inline const ath_kv_layout *side_layout(const cache *c, int side) { return side ? &c->v : &c->k; }
+static inline int side_dim(const cache *c, int side) {
+    return side ? c->c.head_dim_v : c->c.head_dim_k;
+}
+static inline const ath_kv_layout *side_layout(const cache *c, int side) {
+    return side ? &c->v : &c->k;
+}
 
 static void cache_fill_page(cache *c, int64_t page, int side) {
     const ath_kv_layout *layout = side_layout(c, side);
@@ -80,7 +85,8 @@ static void cache_fill_page(cache *c, int64_t page, int side) {
 
 static cache *cache_new(const attend_config *config, int64_t n_tokens, uint64_t seed) {
     cache *c = xmalloc(sizeof *c);
-    *c = (cache){.c = *config, .n_tokens = n_tokens, .n_pages = (n_tokens + ATH_PAGE_TOKENS - 1) / ATH_PAGE_TOKENS};
+    *c = (cache){
+        .c = *config, .n_tokens = n_tokens, .n_pages = (n_tokens + ATH_PAGE_TOKENS - 1) / ATH_PAGE_TOKENS};
     ath_error err;
     if (ath_kv_layout_init(&c->k, config->type_k, config->head_dim_k, true, &err) != ATH_OK ||
         ath_kv_layout_init(&c->v, config->type_v, config->head_dim_v, false, &err) != ATH_OK)
@@ -88,7 +94,8 @@ static cache *cache_new(const attend_config *config, int64_t n_tokens, uint64_t 
     size_t heads = (size_t)config->n_kv_heads;
     rng r = {seed};
     c->pages = xmalloc((size_t)c->n_pages * sizeof *c->pages);
-    for (int64_t p = 0; p < c->n_pages; p++) c->pages[p] = xmalloc(heads * (c->k.bytes + c->v.bytes) + ATH_PAGE_SLACK);
+    for (int64_t p = 0; p < c->n_pages; p++)
+        c->pages[p] = xmalloc(heads * (c->k.bytes + c->v.bytes) + ATH_PAGE_SLACK);
     for (int side = 0; side < 2; side++) {
         size_t dim = (size_t)side_dim(c, side), width = heads * dim;
         c->rows[side] = xmalloc((size_t)n_tokens * width * sizeof(uint16_t));
@@ -101,8 +108,8 @@ static cache *cache_new(const attend_config *config, int64_t n_tokens, uint64_t 
         c->sinks[side] = xmalloc(ATH_SINK_TOKENS * width * sizeof(uint16_t));
         for (size_t h = 0; h < heads; h++)
             for (size_t t = 0; t < ATH_SINK_TOKENS && (int64_t)t < n_tokens; t++)
-                memcpy(c->sinks[side] + (h * ATH_SINK_TOKENS + t) * dim, c->rows[side] + (t * heads + h) * dim,
-                       dim * sizeof(uint16_t));
+                memcpy(c->sinks[side] + (h * ATH_SINK_TOKENS + t) * dim,
+                       c->rows[side] + (t * heads + h) * dim, dim * sizeof(uint16_t));
         for (int64_t p = 0; p < c->n_pages; p++) cache_fill_page(c, p, side);
     }
     return c;
@@ -147,7 +154,8 @@ static const void **slice(void *const *all, int64_t first, int64_t last) {
 }
 
 /* Only what attention may read is handed over: pages and tiles outside that are not even in the arrays. */
-static void attend(ath_device *dev, const batch_seq *batch, int n, const float *q, float *out, ath_attn_counters *counters) {
+static void attend(ath_device *dev, const batch_seq *batch, int n, const float *q, float *out,
+                   ath_attn_counters *counters) {
     const attend_config *c = &batch[0].cache->c;
     ath_attn_seq seqs[MAX_BATCH];
     const void **parts[MAX_BATCH][3] = {{NULL}};
@@ -159,8 +167,12 @@ static void attend(ath_device *dev, const batch_seq *batch, int n, const float *
         int64_t recent = batch[i].pos0 / ATH_PAGE_TOKENS - 1;
         if (recent < first) recent = first;
         parts[i][0] = slice((void *const *)x->pages, first, last);
-        seqs[i] = (ath_attn_seq){.row0 = row, .n_rows = batch[i].n_rows, .pos0 = batch[i].pos0, .first_page = first,
-                                 .pages = (const uint8_t *const *)parts[i][0], .first_recent = recent};
+        seqs[i] = (ath_attn_seq){.row0 = row,
+                                 .n_rows = batch[i].n_rows,
+                                 .pos0 = batch[i].pos0,
+                                 .first_page = first,
+                                 .pages = (const uint8_t *const *)parts[i][0],
+                                 .first_recent = recent};
         if (!ath_kv_type_is_raw(c->type_k)) {
             parts[i][1] = slice((void *const *)x->tiles[0], recent, last);
             seqs[i].recent_k = (const uint16_t *const *)parts[i][1];
@@ -174,10 +186,19 @@ static void attend(ath_device *dev, const batch_seq *batch, int n, const float *
         row += batch[i].n_rows;
     }
     const cache *x = batch[0].cache;
-    ath_attn_args args = {.n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .scale = 1.0f / sqrtf((float)c->head_dim_k),
-                          .softcap = c->softcap, .sink_logits = c->sink_logits ? test_sink_logits : NULL,
-                          .window = c->window, .k = {x->k, 0}, .v = {x->v, (size_t)c->n_kv_heads * x->k.bytes},
-                          .seqs = seqs, .n_seqs = n, .q = q, .out = out, .counters = counters};
+    ath_attn_args args = {.n_heads = c->n_heads,
+                          .n_kv_heads = c->n_kv_heads,
+                          .scale = 1.0f / sqrtf((float)c->head_dim_k),
+                          .softcap = c->softcap,
+                          .sink_logits = c->sink_logits ? test_sink_logits : NULL,
+                          .window = c->window,
+                          .k = {x->k, 0},
+                          .v = {x->v, (size_t)c->n_kv_heads * x->k.bytes},
+                          .seqs = seqs,
+                          .n_seqs = n,
+                          .q = q,
+                          .out = out,
+                          .counters = counters};
     ath_op_attend(dev, &args);
     for (int i = 0; i < n; i++)
         for (int j = 0; j < 3; j++) free(parts[i][j]);
@@ -185,13 +206,15 @@ static void attend(ath_device *dev, const batch_seq *batch, int n, const float *
 
 static bool reads_encoded(const attend_config *c, int side, int64_t pos, int64_t token) {
     ath_kv_type type = side ? c->type_v : c->type_k;
-    return !ath_kv_type_is_raw(type) && token >= ATH_SINK_TOKENS && token / ATH_PAGE_TOKENS < pos / ATH_PAGE_TOKENS - 1;
+    return !ath_kv_type_is_raw(type) && token >= ATH_SINK_TOKENS &&
+           token / ATH_PAGE_TOKENS < pos / ATH_PAGE_TOKENS - 1;
 }
 
 static double read_value(const cache *c, int side, int head, int64_t pos, int64_t token, int channel) {
     int dim = side_dim(c, side), heads = c->c.n_kv_heads, t = (int)(token % ATH_PAGE_TOKENS);
     if (ath_kv_type_is_raw(side_layout(c, side)->type) || reads_encoded(&c->c, side, pos, token)) {
-        const float *tile = c->decoded[side][token / ATH_PAGE_TOKENS] + (size_t)head * (size_t)dim * ATH_PAGE_TOKENS;
+        const float *tile =
+            c->decoded[side][token / ATH_PAGE_TOKENS] + (size_t)head * (size_t)dim * ATH_PAGE_TOKENS;
         return tile[side ? t * dim + channel : channel * ATH_PAGE_TOKENS + t];
     }
     return ath_f16_to_f32(c->rows[side][(token * heads + head) * dim + channel]);
@@ -202,7 +225,8 @@ static void judge(const cache *c, int64_t pos, int head, const float *q, double 
     const attend_config *cfg = &c->c;
     int kv_head = head / (cfg->n_heads / cfg->n_kv_heads);
     int64_t first = first_visible(cfg, pos);
-    double *s = xmalloc((size_t)(pos + 1) * sizeof *s), max = cfg->sink_logits ? test_sink_logits[head] : -INFINITY;
+    double *s = xmalloc((size_t)(pos + 1) * sizeof *s),
+           max = cfg->sink_logits ? test_sink_logits[head] : -INFINITY;
     for (int64_t t = first; t <= pos; t++) {
         double dot = 0;
         for (int i = 0; i < cfg->head_dim_k; i++) dot += q[i] * read_value(c, 0, kv_head, pos, t, i);

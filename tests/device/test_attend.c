@@ -1,5 +1,5 @@
-/* Attention over the paged cache as the device offers it: against a double-precision judge, and bit for bit against itself
- * on other instruction sets, thread counts, batches and chunks. */
+/* Attention over the paged cache as the device offers it: against a double-precision judge, and bit for bit
+ * against itself on other instruction sets, thread counts, batches and chunks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,8 +21,10 @@ static ath_device *devices[N_DEVICES]; /* [0] is plain C */
 static int make_devices(void **state) {
     (void)state;
     for (int i = 0; i < N_DEVICES; i++) {
-        ath_device_params params = {.n_threads = device_kinds[i].threads, .n_threads_batch = device_kinds[i].threads,
-                                    .cpu_mask = device_kinds[i].mask, .max_rows = 512};
+        ath_device_params params = {.n_threads = device_kinds[i].threads,
+                                    .n_threads_batch = device_kinds[i].threads,
+                                    .cpu_mask = device_kinds[i].mask,
+                                    .max_rows = 512};
         ath_error err;
         if (ath_device_cpu_create(&devices[i], &params, &err) != ATH_OK) return -1;
     }
@@ -38,8 +40,8 @@ static int free_devices(void **state) {
 static const char *describe(const attend_config *c, const batch_seq *b) {
     static char text[200];
     snprintf(text, sizeof text, "%s x %s, head_dim %d/%d, heads %d/%d, window %d, softcap %g, rows %d at %d",
-             ath_kv_type_name(c->type_k), ath_kv_type_name(c->type_v), c->head_dim_k, c->head_dim_v, c->n_heads,
-             c->n_kv_heads, (int)c->window, (double)c->softcap, (int)b->n_rows, (int)b->pos0);
+             ath_kv_type_name(c->type_k), ath_kv_type_name(c->type_v), c->head_dim_k, c->head_dim_v,
+             c->n_heads, c->n_kv_heads, (int)c->window, (double)c->softcap, (int)b->n_rows, (int)b->pos0);
     return text;
 }
 
@@ -63,9 +65,10 @@ static double error_of(const batch_seq *b, const float *q, const float *out) {
     return sqrt(error / total);
 }
 
-/* Decode on turbo pages rounds the query to 8 bits: each channel is off by up to half a step of amax/127, so by .0087 rms at
- * an amax of 3.8 sigma; the score, a sum of unit-variance products over sqrt(head_dim), by as much, and so the output
- * relative to itself. Everything else rounds in f32 only: scores of a few units to 1e-6. */
+/* Decode on turbo pages rounds the query to 8 bits: each channel is off by up to half a step of amax/127, so
+ * by .0087 rms at an amax of 3.8 sigma; the score, a sum of unit-variance products over sqrt(head_dim), by as
+ * much, and so the output relative to itself. Everything else rounds in f32 only: scores of a few units to
+ * 1e-6. */
 static double tolerance_of(const attend_config *c, const batch_seq *b) {
     bool rounds = b->n_rows == 1 && (ath_kv_type_is_turbo(c->type_k) || ath_kv_type_is_turbo(c->type_v));
     return rounds ? 0.02 : 5e-6;
@@ -74,7 +77,8 @@ static double tolerance_of(const attend_config *c, const batch_seq *b) {
 /* Against the judge in plain C, then the other devices against plain C. */
 static void check(const attend_config *c, const batch_seq *b) {
     size_t n = (size_t)(b->n_rows * c->n_heads * c->head_dim_v);
-    float *q = random_queries(c, b->n_rows, 99), *out = xmalloc(n * sizeof *out), *again = xmalloc(n * sizeof *again);
+    float *q = random_queries(c, b->n_rows, 99), *out = xmalloc(n * sizeof *out),
+          *again = xmalloc(n * sizeof *again);
     ath_attn_counters counters = {0};
     attend(devices[0], b, 1, q, out, &counters);
     double error = error_of(b, q, out);
@@ -84,8 +88,9 @@ static void check(const attend_config *c, const batch_seq *b) {
         attend(devices[i], b, 1, q, again, &counters);
         for (size_t j = 0; j < n; j++)
             if (ath_f32_bits(out[j]) != ath_f32_bits(again[j]))
-                fail_msg("%s, at most %d threads, differs from plain C at %d: %a, %a: %s", ath_device_describe(devices[i]),
-                         device_kinds[i].threads, (int)j, (double)out[j], (double)again[j], describe(c, b));
+                fail_msg("%s, at most %d threads, differs from plain C at %d: %a, %a: %s",
+                         ath_device_describe(devices[i]), device_kinds[i].threads, (int)j, (double)out[j],
+                         (double)again[j], describe(c, b));
     }
     free(q);
     free(out);
@@ -185,15 +190,18 @@ static void test_batch_equals_alone(void **state) {
         int64_t pos[5] = {0, 300, 255, 520, 640}, rows[5] = {1, 1, 40, 1, 2};
         batch_seq batch[5];
         size_t width_q = (size_t)(c.n_heads * c.head_dim_k), width = (size_t)(c.n_heads * c.head_dim_v);
-        for (int i = 0; i < 5; i++) batch[i] = (batch_seq){cache_new(&c, pos[i] + rows[i], (uint64_t)i), pos[i], rows[i]};
-        float *q = random_queries(&c, 45, 5), *out = xmalloc(45 * width * sizeof *out), *alone = xmalloc(45 * width * sizeof *out);
+        for (int i = 0; i < 5; i++)
+            batch[i] = (batch_seq){cache_new(&c, pos[i] + rows[i], (uint64_t)i), pos[i], rows[i]};
+        float *q = random_queries(&c, 45, 5), *out = xmalloc(45 * width * sizeof *out),
+              *alone = xmalloc(45 * width * sizeof *out);
         ath_attn_counters counters = {0};
         for (int d = 2; d < 4; d++) {
             attend(devices[d], batch, 5, q, out, &counters);
             size_t row = 0;
             for (int i = 0; i < 5; i++) {
                 attend(devices[2], &batch[i], 1, q + row * width_q, alone, &counters);
-                expect_same(out + row * width, alone, (size_t)rows[i] * width, "batch", describe(&c, &batch[i]));
+                expect_same(out + row * width, alone, (size_t)rows[i] * width, "batch",
+                            describe(&c, &batch[i]));
                 row += (size_t)rows[i];
             }
         }
@@ -213,7 +221,8 @@ static void test_chunks(void **state) {
         const int64_t pos0 = 590, n = 100;
         cache *x = cache_new(&c, pos0 + n, 3);
         size_t width_q = (size_t)(c.n_heads * c.head_dim_k), width = (size_t)(c.n_heads * c.head_dim_v);
-        float *q = random_queries(&c, n, 5), *out = xmalloc((size_t)n * width * sizeof *out), *part = xmalloc((size_t)n * width * sizeof *out);
+        float *q = random_queries(&c, n, 5), *out = xmalloc((size_t)n * width * sizeof *out),
+              *part = xmalloc((size_t)n * width * sizeof *out);
         ath_attn_counters counters = {0};
         batch_seq all = {x, pos0, n};
         attend(devices[2], &all, 1, q, out, &counters);
@@ -233,9 +242,11 @@ static void test_chunks(void **state) {
 
 static void test_counters(void **state) {
     (void)state;
-    static const int64_t cases[][3] = {{0, 1, 0}, {0, 300, 0}, {511, 3, 0}, {640, 1, 0}, {700, 1, 130}, {600, 90, 300}, {400, 1, 399}};
+    static const int64_t cases[][3] = {{0, 1, 0},     {0, 300, 0},    {511, 3, 0},  {640, 1, 0},
+                                       {700, 1, 130}, {600, 90, 300}, {400, 1, 399}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        attend_config c = {ATH_KV_TURBO2, i % 2 ? ATH_KV_F16 : ATH_KV_Q8_0, 32, 32, 2, 1, cases[i][2], 0, false};
+        attend_config c = {ATH_KV_TURBO2, i % 2 ? ATH_KV_F16 : ATH_KV_Q8_0, 32, 32, 2, 1, cases[i][2], 0,
+                           false};
         batch_seq b = {cache_new(&c, cases[i][0] + cases[i][1], 7), cases[i][0], cases[i][1]};
         float *q = random_queries(&c, b.n_rows, 5), *out = xmalloc((size_t)(b.n_rows * 64) * sizeof *out);
         ath_attn_counters got = {1, 2, 3, 4}, want = {1, 2, 3, 4};
@@ -255,7 +266,8 @@ static void test_counters(void **state) {
 static void test_encode_op(void **state) {
     (void)state;
     enum { N = 7 };
-    static const ath_kv_type types[N] = {ATH_KV_TURBO2, ATH_KV_TURBO3, ATH_KV_TURBO4, ATH_KV_Q8_0, ATH_KV_IQ4_NL, ATH_KV_F32, ATH_KV_TURBO3};
+    static const ath_kv_type types[N] = {ATH_KV_TURBO2, ATH_KV_TURBO3, ATH_KV_TURBO4, ATH_KV_Q8_0,
+                                         ATH_KV_IQ4_NL, ATH_KV_F32,    ATH_KV_TURBO3};
     attend_config c = {ATH_KV_F16, ATH_KV_F16, 96, 96, 1, 1, 0, 0, false};
     cache *x = cache_new(&c, 128, 11);
     ath_kv_layout layouts[N];
@@ -283,9 +295,15 @@ static void test_encode_op(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_type_pairs),    cmocka_unit_test(test_head_dims), cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_windows),       cmocka_unit_test(test_row_counts), cmocka_unit_test(test_long),
-        cmocka_unit_test(test_batch_equals_alone), cmocka_unit_test(test_chunks), cmocka_unit_test(test_counters),
+        cmocka_unit_test(test_type_pairs),
+        cmocka_unit_test(test_head_dims),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_row_counts),
+        cmocka_unit_test(test_long),
+        cmocka_unit_test(test_batch_equals_alone),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_counters),
         cmocka_unit_test(test_encode_op),
     };
     return cmocka_run_group_tests_name("attend", tests, make_devices, free_devices);

@@ -314,7 +314,9 @@ static void test_route(void **unused) {
         for (int i = 0; i < ROWS * EXPERTS; i++)
             logits[i] = i < EXPERTS ? 1.0f : floorf(logits[i] * 8); /* with ties */
         for (int renormalise = 0; renormalise < 2; renormalise++) {
-            ath_op_route(dev, logits, EXPERTS, used, renormalise, 2.0f, expert, weight, ROWS);
+            ath_router router = {
+                .n_experts = EXPERTS, .n_used = used, .renormalise = renormalise, .scale = 2.0f};
+            ath_op_route(dev, &router, logits, expert, weight, ROWS);
             for (int r = 0; r < ROWS; r++) {
                 const float *l = logits + r * EXPERTS;
                 double all = 0, chosen = 0;

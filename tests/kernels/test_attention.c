@@ -1,4 +1,5 @@
-/* Attention kernels of every instruction set against plain C, bit for bit. --bench prints their speed instead. */
+/* Attention kernels of every instruction set against plain C, bit for bit. --bench prints their speed
+ * instead. */
 #include <setjmp.h>
 #include <math.h>
 #include <stdarg.h>
@@ -28,7 +29,9 @@ static float uniform(void) {
     return (float)(seed_state >> 40) * 0x1p-24f;
 }
 
-static float normal(void) { return (uniform() + uniform() + uniform() + uniform() - 2.0f) * 1.7320508f; }
+static float normal(void) {
+    return (uniform() + uniform() + uniform() + uniform() - 2.0f) * 1.7320508f;
+}
 
 /* Exactly n floats on the heap, so that a read past them is seen. */
 static float *normals(size_t n) {
@@ -49,7 +52,8 @@ static void *raw_copy(ath_kv_type type, const float *x, size_t n) {
     return out;
 }
 
-static void same(const void *want, const void *got, size_t n, const char *what, const ath_attn_kernels *k, int dim, int heads) {
+static void same(const void *want, const void *got, size_t n, const char *what, const ath_attn_kernels *k,
+                 int dim, int heads) {
     if (memcmp(want, got, n) != 0)
         fail_msg("%s, %s: head_dim %d, %d heads differ from plain C", what, k->isa, dim, heads);
 }
@@ -65,7 +69,8 @@ static void test_plain(void **state) {
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * type) % HEADS;
                 size_t n = (size_t)dim * TOKENS;
-                float *x = normals(n), *q = normals((size_t)(heads * dim)), *w = normals((size_t)heads * TOKENS);
+                float *x = normals(n), *q = normals((size_t)(heads * dim)),
+                      *w = normals((size_t)heads * TOKENS);
                 void *tile = raw_copy((ath_kv_type)type, x, n);
                 c.widen[type](tile, want, (int64_t)n);
                 k.widen[type](tile, got, (int64_t)n);
@@ -121,8 +126,8 @@ static ath_kv_layout layout_of(ath_kv_type type, int dim, bool key) {
     return layout;
 }
 
-/* A random tile: channels of unequal size, one of them constant; a V token of zeros, and one of two equal values, whose
- * transform is exactly zero in half of the channels. */
+/* A random tile: channels of unequal size, one of them constant; a V token of zeros, and one of two equal
+ * values, whose transform is exactly zero in half of the channels. */
 static uint16_t *random_tile(const ath_kv_layout *layout) {
     size_t dim = (size_t)layout->head_dim;
     uint16_t *tile = malloc(dim * TOKENS * sizeof *tile);
@@ -271,14 +276,18 @@ static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int n_kv, 
             double t0 = now();
             if (turbo) k->turbo_query(&key, page, q, group, queries);
             double t1 = now();
-            if (turbo) k->turbo_scores(&key, page, queries, group, 0, 8, s);
-            else k->scores[type](page, dim, 0, 8, q, group, s);
+            if (turbo)
+                k->turbo_scores(&key, page, queries, group, 0, 8, s);
+            else
+                k->scores[type](page, dim, 0, 8, q, group, s);
             double t2 = now();
             float max = -INFINITY, sum = 0;
             for (int h = 0; h < group; h++) k->softmax(s + h * TOKENS, 0, TOKENS, &max, &sum);
             double t3 = now();
-            if (turbo) k->turbo_accumulate(&value, page + key.bytes, 0, TOKENS, s, group, acc);
-            else k->accumulate[type](page + key.bytes, dim, 0, TOKENS, s, group, acc);
+            if (turbo)
+                k->turbo_accumulate(&value, page + key.bytes, 0, TOKENS, s, group, acc);
+            else
+                k->accumulate[type](page + key.bytes, dim, 0, TOKENS, s, group, acc);
             double t4 = now();
             parts[1] += t1 - t0;
             parts[2] += t2 - t1;
@@ -288,9 +297,11 @@ static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int n_kv, 
         parts[0] = now() - start;
         for (int i = 0; i < 5; i++) best[i] = parts[i] < best[i] ? parts[i] : best[i];
     }
-    printf("decode  %-7s %-8s %2d/%d x %3d: %6.2f GB/s; ns per page: query %4.0f, scores %4.0f, softmax %4.0f, values %4.0f\n",
-           ath_kv_type_name(type), k->isa, n_kv * group, n_kv, dim, (double)n * (double)(key.bytes + value.bytes) / best[0] * 1e-9,
-           best[1] / n * 1e9, best[2] / n * 1e9, best[3] / n * 1e9, best[4] / n * 1e9);
+    printf("decode  %-7s %-8s %2d/%d x %3d: %6.2f GB/s; ns per page: query %4.0f, scores %4.0f, softmax "
+           "%4.0f, values %4.0f\n",
+           ath_kv_type_name(type), k->isa, n_kv * group, n_kv, dim,
+           (double)n * (double)(key.bytes + value.bytes) / best[0] * 1e-9, best[1] / n * 1e9,
+           best[2] / n * 1e9, best[3] / n * 1e9, best[4] / n * 1e9);
     free(data);
     free(one_key);
     free(one_value);
@@ -310,8 +321,8 @@ static void bench_pages(const ath_attn_kernels *k, ath_kv_type type, int dim) {
         double middle = now();
         for (int i = 0; i < N; i++) k->expand(&layout, page, scratch);
         double end = now();
-        printf("pages   %-7s %-8s %s x %3d: encode %6.2f us, expand %6.2f us\n", ath_kv_type_name(type), k->isa,
-               side ? "V" : "K", dim, (middle - start) / N * 1e6, (end - middle) / N * 1e6);
+        printf("pages   %-7s %-8s %s x %3d: encode %6.2f us, expand %6.2f us\n", ath_kv_type_name(type),
+               k->isa, side ? "V" : "K", dim, (middle - start) / N * 1e6, (end - middle) / N * 1e6);
         free(tile);
         free(page);
         free(scratch);
@@ -320,7 +331,8 @@ static void bench_pages(const ath_attn_kernels *k, ath_kv_type type, int dim) {
 
 static void bench_prefill(const ath_attn_kernels *k, int dim) {
     enum { VECTORS = 256, BLOCK = 12, ROUNDS = 20 };
-    float *tile = normals((size_t)dim * TOKENS), *q = normals((size_t)dim * VECTORS), *acc = normals((size_t)dim * VECTORS);
+    float *tile = normals((size_t)dim * TOKENS), *q = normals((size_t)dim * VECTORS),
+          *acc = normals((size_t)dim * VECTORS);
     static float s[BLOCK * TOKENS];
     double start = now();
     int blocks = 0;
@@ -332,7 +344,8 @@ static void bench_prefill(const ath_attn_kernels *k, int dim) {
             k->accumulate[0](tile, dim, 0, TOKENS, s, BLOCK, acc + i * dim);
         }
     double seconds = now() - start;
-    printf("prefill f32     %-8s x %3d: %6.1f GFLOP/s\n", k->isa, dim, 4.0 * blocks * BLOCK * dim * TOKENS / seconds * 1e-9);
+    printf("prefill f32     %-8s x %3d: %6.1f GFLOP/s\n", k->isa, dim,
+           4.0 * blocks * BLOCK * dim * TOKENS / seconds * 1e-9);
     free(tile);
     free(q);
     free(acc);
@@ -361,8 +374,9 @@ int main(int argc, char **argv) {
     }
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),        cmocka_unit_test(test_softmax),      cmocka_unit_test(test_turbo_keys),
-        cmocka_unit_test(test_turbo_values), cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_plain),      cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_turbo_keys), cmocka_unit_test(test_turbo_values),
+        cmocka_unit_test(test_pages),
     };
     return cmocka_run_group_tests_name("attention kernels", tests, NULL, NULL);
 }

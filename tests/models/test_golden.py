@@ -8,8 +8,14 @@ import pytest
 
 from golden import Golden, logits, mean_kld
 
-MODELS = ["llama", "llama3-rope", "llama-long", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-yarn", "qwen3-long", "gemma3"]
+MODELS = ["llama", "llama3-rope", "llama-long", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-yarn", "qwen3-long", "gemma3",
+          "gemma", "gemma2", "qwen3moe", "qwen2moe", "phi3", "phi3-longrope", "ministral3", "granite", "glm4", "smollm3",
+          "olmo2", "starcoder2", "command-r", "cohere2", "gpt2", "gpt-oss", "gpt-oss-mxfp4", "gpt-oss-notrunc", "deepseek2", "deepseek3"]
 LONG = {"llama-long", "qwen3-long"}
+# Activations are rounded to 8 bits for these products, and a router's choice may flip: the limits of the README's row.
+QUANTISED = {"gpt-oss-mxfp4": (2, 5e-3)}
+# K of qwen2 holds constants of 30 to 60, where f16 steps are 1/32: llama.cpp's f16 cache is off by 0.0444 here, as ours.
+F16_LIMIT = {"qwen2": 0.05}
 F32 = ("-ctk", "f32", "-ctv", "f32")
 
 
@@ -33,17 +39,20 @@ def test_f32_cache(name, ubatch, golden, athanor, athanor_release, tmp_path):
         pytest.skip("2304 single-row passes: covered by chunks of 7 and by the short models")
     program = athanor_release if name in LONG else athanor
     got = logits(program, model.model, model.tokens, tmp_path, *F32, "-ub", ubatch, *last_rows(model), n_vocab=model.n_vocab)
+    if name in QUANTISED:
+        compare(model, got, *QUANTISED[name])
+        return
     limit = max(model.tolerance, 2e-3) if name in LONG else model.tolerance
     compare(model, got, limit, 1e-7)
     assert (got.argmax(axis=1) == model.reference().argmax(axis=1)).all()
 
 
 @pytest.mark.parametrize("ubatch", [512, 7, 1])
-@pytest.mark.parametrize("name", [m for m in MODELS if m not in LONG])
+@pytest.mark.parametrize("name", [m for m in MODELS if m not in LONG and m not in QUANTISED])
 def test_f16_cache(name, ubatch, golden, athanor, tmp_path):
     model = Golden(golden / name)
     got = logits(athanor, model.model, model.tokens, tmp_path, "-ub", ubatch, n_vocab=model.n_vocab)
-    compare(model, got, 0.03, 1e-5)
+    compare(model, got, F16_LIMIT.get(name, 0.03), 1e-5)
 
 
 @pytest.mark.parametrize("kind, max_diff, max_kld", [("f16", None, 1e-7), ("bf16", None, 1e-7), ("q8_0", 0.6, 4e-3)])

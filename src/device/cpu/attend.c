@@ -39,8 +39,8 @@ ath_attn_range ath_attn_range_of(int64_t own, int64_t window) {
     return range;
 }
 
-ath_attn_view ath_attn_view_of(const ath_attn_args *args, const ath_attn_seq *seq, bool key, int kv_head, int64_t page,
-                               int64_t own) {
+ath_attn_view ath_attn_view_of(const ath_attn_args *args, const ath_attn_seq *seq, bool key, int kv_head,
+                               int64_t page, int64_t own) {
     const ath_attn_side *side = key ? &args->k : &args->v;
     size_t head_dim = (size_t)side->layout.head_dim, head = (size_t)kv_head;
     ath_attn_view view = {.layout = &side->layout, .type = side->layout.type};
@@ -77,7 +77,8 @@ const float *ath_attn_tile(const ath_attn_kernels *k, const ath_attn_view *view,
     return tile;
 }
 
-void ath_attn_merge(ath_attn_state *total, float *total_acc, ath_attn_state part, const float *part_acc, int64_t n) {
+void ath_attn_merge(ath_attn_state *total, float *total_acc, ath_attn_state part, const float *part_acc,
+                    int64_t n) {
     if (part.sum == 0.0f) return;
     float max = total->max > part.max ? total->max : part.max;
     float keep = ath_expf(total->max - max), add = ath_expf(part.max - max);
@@ -96,7 +97,8 @@ void ath_attn_finish(const ath_attn_args *args, int head, ath_attn_state state, 
     ath_attn_scale(acc, factor / state.sum, args->v.layout.head_dim);
 }
 
-/* Visible positions of a row that one side reads in its encoded form: those before the previous page, without sinks. */
+/* Visible positions of a row that one side reads in its encoded form: those before the previous page, without
+ * sinks. */
 static int64_t count_compressed(const ath_kv_layout *layout, int64_t pos, int64_t first_visible) {
     if (ath_kv_type_is_raw(layout->type)) return 0;
     int64_t end = (pos / ATH_PAGE_TOKENS - 1) * ATH_PAGE_TOKENS;

@@ -1,23 +1,25 @@
 /* The CPU's attention: what its decode and prefill paths share.
  *
- * Both walk the pages that a row sees in ascending order with an online softmax. The pages up to the row's own one are
- * cut into splits that depend on the row's page and the window alone; each split is computed by itself and merged in
- * order. So decode can give splits to threads, prefill computes the same sums, and neither depends on the batch. */
+ * Both walk the pages that a row sees in ascending order with an online softmax. The pages up to the row's
+ * own one are cut into splits that depend on the row's page and the window alone; each split is computed by
+ * itself and merged in order. So decode can give splits to threads, prefill computes the same sums, and
+ * neither depends on the batch. */
 #ifndef ATH_DEVICE_CPU_ATTEND_H
 #define ATH_DEVICE_CPU_ATTEND_H
 
 #include "device/cpu/cpu_device.h"
 
 enum {
-    ATH_ATTN_HEADS = 16,    /* query heads of one kv head that a task takes at most */
-    ATH_ATTN_VECTORS = 256, /* query vectors (rows x heads) of a prefill task at most */
-    ATH_ATTN_BLOCK = 12,    /* of them at a time against a page */
-    ATH_ATTN_SPLITS = 32,   /* splits of the pages at most */
-    ATH_ATTN_MIN_SPLIT = 4, /* pages of a split at least */
+    ATH_ATTN_HEADS = 16,               /* query heads of one kv head that a task takes at most */
+    ATH_ATTN_VECTORS = 256,            /* query vectors (rows x heads) of a prefill task at most */
+    ATH_ATTN_BLOCK = 12,               /* of them at a time against a page */
+    ATH_ATTN_SPLITS = 32,              /* splits of the pages at most */
+    ATH_ATTN_MIN_SPLIT = 4,            /* pages of a split at least */
     ATH_ATTN_PARTIAL_FLOATS = 1 << 21, /* enough for one task's 16 heads, 32 splits, 2 x 1024 accumulators */
 };
 
-/* Working memory of a thread: the same size for every context and model. What is not used of it is never touched. */
+/* Working memory of a thread: the same size for every context and model. What is not used of it is never
+ * touched. */
 typedef struct ath_attn_worker {
     _Alignas(64) float k_tile[ATH_MAX_HEAD_DIM * ATH_PAGE_TOKENS];
     _Alignas(64) float v_tile[ATH_MAX_HEAD_DIM * ATH_PAGE_TOKENS];
@@ -55,19 +57,20 @@ static inline int64_t ath_attn_first_visible(int64_t pos, int64_t window) {
 /* One side of one kv head on one page, in the form that rows of page `own` read. */
 typedef struct ath_attn_view {
     const ath_kv_layout *layout;
-    ath_kv_type type;      /* raw: data is a plain tile; else an encoded page */
+    ath_kv_type type; /* raw: data is a plain tile; else an encoded page */
     const uint8_t *data;
     const uint16_t *sinks; /* f16 [4][head_dim] instead of the first 4 tokens, or NULL */
 } ath_attn_view;
-ath_attn_view ath_attn_view_of(const ath_attn_args *args, const ath_attn_seq *seq, bool key, int kv_head, int64_t page,
-                               int64_t own);
+ath_attn_view ath_attn_view_of(const ath_attn_args *args, const ath_attn_seq *seq, bool key, int kv_head,
+                               int64_t page, int64_t own);
 /* The view as an f32 tile: expanded into tile, or the page's own memory. */
 const float *ath_attn_tile(const ath_attn_kernels *k, const ath_attn_view *view, float *tile);
 /* K sinks into the first columns of a K tile. */
 void ath_attn_sinks_to_tile(const uint16_t *sinks, int head_dim, float *tile);
 
 /* total += part, over n accumulators. */
-void ath_attn_merge(ath_attn_state *total, float *total_acc, ath_attn_state part, const float *part_acc, int64_t n);
+void ath_attn_merge(ath_attn_state *total, float *total_acc, ath_attn_state part, const float *part_acc,
+                    int64_t n);
 /* acc = acc / sum, with the head's sink logit in the denominator. */
 void ath_attn_finish(const ath_attn_args *args, int head, ath_attn_state state, float *acc);
 

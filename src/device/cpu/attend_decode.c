@@ -1,5 +1,5 @@
-/* Attention for sequences that bring one row: a task is one kv head, up to 16 of its query heads, one split of the pages.
- * Turbo pages are read as they are, in integers; block types are expanded page by page. */
+/* Attention for sequences that bring one row: a task is one kv head, up to 16 of its query heads, one split
+ * of the pages. Turbo pages are read as they are, in integers; block types are expanded page by page. */
 #include <math.h>
 #include <string.h>
 
@@ -8,11 +8,11 @@
 typedef struct decode_run {
     ath_device *dev;
     const ath_attn_args *args;
-    int group, blocks;     /* query heads per kv head; tasks that they are cut into */
-    int64_t unit0;         /* of this round; a unit is (sequence, kv head, block) */
-    int64_t n_acc;         /* accumulators of a head: plain ones, then rotated ones for a turbo V */
-    int64_t partial_size;  /* floats of one head's partial: state, accumulators */
-    int64_t unit_size;     /* floats of all partials of a unit */
+    int group, blocks;    /* query heads per kv head; tasks that they are cut into */
+    int64_t unit0;        /* of this round; a unit is (sequence, kv head, block) */
+    int64_t n_acc;        /* accumulators of a head: plain ones, then rotated ones for a turbo V */
+    int64_t partial_size; /* floats of one head's partial: state, accumulators */
+    int64_t unit_size;    /* floats of all partials of a unit */
 } decode_run;
 
 typedef struct decode_unit {
@@ -64,12 +64,13 @@ static void page_scores(const ath_attn_kernels *k, const ath_attn_view *view, in
     ath_attn_sinks_to_tile(view->sinks, head_dim, s->k_tile); /* the group's other lanes are not used */
     k->scores[ATH_KV_F32](s->k_tile, head_dim, 0, 1, s->q, n, s->sink_scores);
     for (int i = 0; i < n; i++)
-        memcpy(s->scores + i * ATH_PAGE_TOKENS, s->sink_scores + i * ATH_PAGE_TOKENS, ATH_SINK_TOKENS * sizeof(float));
+        memcpy(s->scores + i * ATH_PAGE_TOKENS, s->sink_scores + i * ATH_PAGE_TOKENS,
+               ATH_SINK_TOKENS * sizeof(float));
 }
 
 /* acc is [n][head_dim], plain or (rotated) for turbo pages. */
-static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, int n, int lo, int hi, float *acc,
-                        float *rotated, ath_attn_worker *s) {
+static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, int n, int lo, int hi,
+                        float *acc, float *rotated, ath_attn_worker *s) {
     int head_dim = view->layout->head_dim;
     if (ath_kv_type_is_raw(view->type)) {
         k->accumulate[view->type](view->data, head_dim, lo, hi, s->scores, n, acc);
@@ -88,8 +89,8 @@ static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, in
 }
 
 /* One page into the states and accumulators (plain, then rotated) of the unit's heads. */
-static void decode_page(const decode_run *run, const decode_unit *unit, int64_t page, ath_attn_state *states, float *acc,
-                        ath_attn_worker *s) {
+static void decode_page(const decode_run *run, const decode_unit *unit, int64_t page, ath_attn_state *states,
+                        float *acc, ath_attn_worker *s) {
     const ath_attn_args *args = run->args;
     const ath_attn_kernels *k = &run->dev->attn;
     int64_t begin = page * ATH_PAGE_TOKENS, end = unit->seq->pos0 + 1 - begin;

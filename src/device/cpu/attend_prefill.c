@@ -1,5 +1,6 @@
-/* Attention for a sequence that brings several rows: a task is one kv head, up to 16 of its query heads, and rows of one
- * page, so that all its rows read every page in the same form. Each page becomes an f32 tile once for all of them. */
+/* Attention for a sequence that brings several rows: a task is one kv head, up to 16 of its query heads, and
+ * rows of one page, so that all its rows read every page in the same form. Each page becomes an f32 tile once
+ * for all of them. */
 #include <math.h>
 #include <string.h>
 
@@ -67,7 +68,8 @@ static void visible_of(const prefill_task *t, int vector, int64_t page, int *lo,
 }
 
 /* Vectors [i0, i0 + n) against one page. Tokens that only some of them see have weight 0 for the others. */
-static void block_step(prefill_task *t, int i0, int n, int64_t page, const float *k_tile, const float *v_tile) {
+static void block_step(prefill_task *t, int i0, int n, int64_t page, const float *k_tile,
+                       const float *v_tile) {
     const ath_attn_args *args = t->run->args;
     const ath_attn_kernels *k = &t->run->dev->attn;
     int k_dim = args->k.layout.head_dim, v_dim = args->v.layout.head_dim, lo, hi, last;

@@ -1,10 +1,9 @@
-/* The small ops: embedding, norms, sums, activations, routing. Each row is computed by itself in a fixed
+/* The small ops: embedding, norms, sums, activations, copies. Each row is computed by itself in a fixed
  * order; plain C that the compiler vectorises is enough for all but those with an exp. */
 #include <math.h>
 #include <string.h>
 
 #include "device/cpu/cpu_device.h"
-#include "kernels/vector_math.h"
 
 typedef struct embed_run {
     const ath_weight *w;
@@ -37,6 +36,13 @@ typedef struct norm_run {
 } norm_run;
 
 /* Sixteen running sums (value i goes to sum i % 16), then halves onto halves. */
+static float fold_sums(float sum[16]) {
+    for (int half = 8; half; half /= 2) {
+        for (int l = 0; l < half; l++) sum[l] += sum[l + half];
+    }
+    return sum[0];
+}
+
 static float sum_squares(const float *x, int64_t n) {
     float sum[16] = {0};
     int64_t i = 0;
@@ -44,10 +50,17 @@ static float sum_squares(const float *x, int64_t n) {
         for (int l = 0; l < 16; l++) sum[l] += x[i + l] * x[i + l];
     }
     for (int l = 0; i + l < n; l++) sum[l] += x[i + l] * x[i + l];
-    for (int half = 8; half; half /= 2) {
-        for (int l = 0; l < half; l++) sum[l] += sum[l + half];
+    return fold_sums(sum);
+}
+
+static float sum_values(const float *x, int64_t n) {
+    float sum[16] = {0};
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        for (int l = 0; l < 16; l++) sum[l] += x[i + l];
     }
-    return sum[0];
+    for (int l = 0; i + l < n; l++) sum[l] += x[i + l];
+    return fold_sums(sum);
 }
 
 static void norm_range(void *arg, int64_t begin, int64_t end) {
@@ -70,6 +83,31 @@ void ath_op_rms_norm(ath_device *dev, const float *x, const float *weight, float
     ath_parallel_ranges(dev, norm_range, &r, rows * groups, n / 4);
 }
 
+typedef struct layer_norm_run {
+    const float *x, *weight, *bias;
+    float eps, *y;
+    int64_t n;
+} layer_norm_run;
+
+static void layer_norm_range(void *arg, int64_t begin, int64_t end) {
+    const layer_norm_run *r = arg;
+    for (int64_t v = begin; v < end; v++) {
+        const float *x = r->x + v * r->n;
+        float *y = r->y + v * r->n, mean = sum_values(x, r->n) / (float)r->n;
+        for (int64_t i = 0; i < r->n; i++) y[i] = x[i] - mean;
+        float scale = 1.0f / sqrtf(sum_squares(y, r->n) / (float)r->n + r->eps);
+        for (int64_t i = 0; i < r->n; i++) y[i] = y[i] * scale * r->weight[i];
+        if (!r->bias) continue;
+        for (int64_t i = 0; i < r->n; i++) y[i] += r->bias[i];
+    }
+}
+
+void ath_op_layer_norm(ath_device *dev, const float *x, const float *weight, const float *bias, float eps,
+                       float *y, int64_t n, int64_t rows) {
+    layer_norm_run r = {x, weight, bias, eps, y, n};
+    ath_parallel_ranges(dev, layer_norm_range, &r, rows, n / 2);
+}
+
 typedef struct sum_run {
     float *x;
     const float *y;
@@ -88,6 +126,39 @@ void ath_op_add_bias(ath_device *dev, float *x, const float *bias, int64_t n, in
     ath_parallel_ranges(dev, bias_range, &r, rows, n / 4);
 }
 
+typedef struct expert_bias_run {
+    float *x;
+    const float *bias;
+    const int32_t *expert;
+    int64_t n;
+} expert_bias_run;
+
+static void expert_bias_range(void *arg, int64_t begin, int64_t end) {
+    const expert_bias_run *r = arg;
+    for (int64_t pair = begin; pair < end; pair++) {
+        const float *bias = r->bias + r->expert[pair] * r->n;
+        for (int64_t i = 0; i < r->n; i++) r->x[pair * r->n + i] += bias[i];
+    }
+}
+
+void ath_op_add_expert_bias(ath_device *dev, float *x, const float *bias, const int32_t *expert, int64_t n,
+                            int64_t pairs) {
+    expert_bias_run r = {x, bias, expert, n};
+    ath_parallel_ranges(dev, expert_bias_range, &r, pairs, n / 4);
+}
+
+static void scale_rows_range(void *arg, int64_t begin, int64_t end) {
+    const sum_run *r = arg;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t i = 0; i < r->n; i++) r->x[row * r->n + i] *= r->y[row];
+    }
+}
+
+void ath_op_scale_rows(ath_device *dev, float *x, const float *factor, int64_t n, int64_t rows) {
+    sum_run r = {x, factor, n};
+    ath_parallel_ranges(dev, scale_rows_range, &r, rows, n / 4);
+}
+
 enum { CHUNK = 64 }; /* values of an element-wise op that are handed out together */
 
 static void add_range(void *arg, int64_t begin, int64_t end) {
@@ -99,6 +170,17 @@ static void add_range(void *arg, int64_t begin, int64_t end) {
 void ath_op_add(ath_device *dev, float *x, const float *y, int64_t n) {
     sum_run r = {x, y, n};
     ath_parallel_ranges(dev, add_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK / 4);
+}
+
+static void scale_range(void *arg, int64_t begin, int64_t end) {
+    const sum_run *r = arg;
+    int64_t last = end * CHUNK < r->n ? end * CHUNK : r->n;
+    for (int64_t i = begin * CHUNK; i < last; i++) r->x[i] *= *r->y;
+}
+
+void ath_op_scale(ath_device *dev, float *x, float factor, int64_t n) {
+    sum_run r = {x, &factor, n};
+    ath_parallel_ranges(dev, scale_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK / 4);
 }
 
 typedef struct gate_run {
@@ -115,53 +197,44 @@ static void gate_range(void *arg, int64_t begin, int64_t end) {
 }
 
 void ath_op_gate(ath_device *dev, ath_act act, float *gate, const float *up, int64_t n) {
-    ath_gate_fn fn = act == ATH_ACT_SILU ? dev->elementwise.gate_silu : dev->elementwise.gate_gelu;
+    const ath_elementwise_kernels *k = &dev->elementwise;
+    ath_gate_fn fn = act == ATH_ACT_SILU        ? k->gate_silu
+                     : act == ATH_ACT_GELU_TANH ? k->gate_gelu
+                                                : k->gate_swiglu_oai;
     gate_run r = {fn, gate, up, n};
     ath_parallel_ranges(dev, gate_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK);
 }
 
-typedef struct route_run {
-    const float *logits;
-    int n_experts, n_used;
-    bool renormalise;
-    float scale;
-    int32_t *expert;
-    float *weight;
-} route_run;
-
-/* Keeps the n_used largest in order while the sum is formed; an equal one that comes later stays behind. */
-static void route_row(const route_run *r, const float *logits, int32_t *expert, float *weight) {
-    float max = logits[0], sum = 0, sum_used = 0;
-    for (int e = 1; e < r->n_experts; e++) max = logits[e] > max ? logits[e] : max;
-    for (int e = 0; e < r->n_experts; e++) {
-        float p = ath_expf(logits[e] - max);
-        sum += p;
-        int kept = e < r->n_used ? e : r->n_used, slot = kept;
-        while (slot > 0 && p > weight[slot - 1]) slot--;
-        if (slot == r->n_used) continue;
-        for (int s = kept < r->n_used ? kept : kept - 1; s > slot; s--) {
-            weight[s] = weight[s - 1];
-            expert[s] = expert[s - 1];
-        }
-        weight[slot] = p;
-        expert[slot] = e;
-    }
-    for (int s = 0; s < r->n_used; s++) sum_used += weight[s] /= sum;
-    float factor = r->renormalise ? r->scale / (sum_used > 6.1035e-5f ? sum_used : 6.1035e-5f) : r->scale;
-    for (int s = 0; s < r->n_used; s++) weight[s] *= factor;
+static void gelu_range(void *arg, int64_t begin, int64_t end) {
+    const gate_run *r = arg;
+    int64_t first = begin * CHUNK, last = end * CHUNK < r->n ? end * CHUNK : r->n;
+    float ones[CHUNK];
+    for (int i = 0; i < CHUNK; i++) ones[i] = 1.0f;
+    for (int64_t i = first; i < last; i += CHUNK)
+        r->fn(r->gate + i, ones, last - i < CHUNK ? last - i : CHUNK);
 }
 
-static void route_range(void *arg, int64_t begin, int64_t end) {
-    const route_run *r = arg;
-    for (int64_t row = begin; row < end; row++)
-        route_row(r, r->logits + row * r->n_experts, r->expert + row * r->n_used,
-                  r->weight + row * r->n_used);
+void ath_op_gelu(ath_device *dev, float *x, int64_t n) {
+    gate_run r = {.fn = dev->elementwise.gate_gelu, .gate = x, .n = n};
+    ath_parallel_ranges(dev, gelu_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK);
 }
 
-void ath_op_route(ath_device *dev, const float *logits, int n_experts, int n_used, bool renormalise,
-                  float scale, int32_t *expert, float *weight, int64_t rows) {
-    route_run r = {logits, n_experts, n_used, renormalise, scale, expert, weight};
-    ath_parallel_ranges(dev, route_range, &r, rows, 8 * n_experts);
+typedef struct copy_run {
+    float *dst;
+    const float *src;
+    int64_t dst_stride, src_stride, n;
+} copy_run;
+
+static void copy_range(void *arg, int64_t begin, int64_t end) {
+    const copy_run *r = arg;
+    for (int64_t i = begin; i < end; i++)
+        memcpy(r->dst + i * r->dst_stride, r->src + i * r->src_stride, (size_t)r->n * sizeof(float));
+}
+
+void ath_op_copy(ath_device *dev, float *dst, int64_t dst_stride, const float *src, int64_t src_stride, int64_t n,
+                 int64_t count) {
+    copy_run r = {dst, src, dst_stride, src_stride, n};
+    ath_parallel_ranges(dev, copy_range, &r, count, n / 4);
 }
 
 typedef struct mix_run {

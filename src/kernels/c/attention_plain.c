@@ -6,9 +6,15 @@
 #include "kernels/attention_c.h"
 #include "kernels/vector_math.h"
 
-static inline float load_f32(const void *data, int64_t i) { return ((const float *)data)[i]; }
-static inline float load_f16(const void *data, int64_t i) { return ath_f16_to_f32(((const uint16_t *)data)[i]); }
-static inline float load_bf16(const void *data, int64_t i) { return ath_bf16_to_f32(((const uint16_t *)data)[i]); }
+static inline float load_f32(const void *data, int64_t i) {
+    return ((const float *)data)[i];
+}
+static inline float load_f16(const void *data, int64_t i) {
+    return ath_f16_to_f32(((const uint16_t *)data)[i]);
+}
+static inline float load_bf16(const void *data, int64_t i) {
+    return ath_bf16_to_f32(((const uint16_t *)data)[i]);
+}
 
 /* The three kernels of a raw type. */
 #define PLAIN_KERNELS(type)                                                                                  \
@@ -53,7 +59,8 @@ static float softmax(float *scores, int lo, int hi, float *max, float *sum) {
     return factor;
 }
 
-/* tanh(x) = 1 - 2 / (e^2x + 1): the absolute error is an f32 rounding of 1, which is what a capped score can hold. */
+/* tanh(x) = 1 - 2 / (e^2x + 1): the absolute error is an f32 rounding of 1, which is what a capped score can
+ * hold. */
 static void softcap(float *scores, int n, float cap) {
     for (int i = 0; i < n; i++) {
         float x = scores[i] / cap, e = ath_expf(x + x);

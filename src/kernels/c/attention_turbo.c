@@ -32,7 +32,8 @@ static void quantise_part(const float *x, int n, int8_t *codes, float *step, int
     *sum = total;
 }
 
-void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n, ath_turbo_query *out) {
+void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n,
+                       ath_turbo_query *out) {
     const uint16_t *mean = (const uint16_t *)(const void *)(page + layout->mean_at);
     const uint8_t *eq = page + layout->eq_at;
     int head_dim = layout->head_dim;
@@ -52,7 +53,8 @@ void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const f
 }
 
 /* Score of one token: the integer products are exact, so their order is free. */
-static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int token) {
+static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q,
+                         int token) {
     const int8_t *table = ath_turbo_table(layout->type);
     int bits = ath_kv_turbo_bits(layout->type), quads = layout->head_dim / 4;
     const uint8_t *units = page + (size_t)(token / 16) * quads * 8 * bits;
@@ -68,8 +70,8 @@ static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const
     return score;
 }
 
-void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n, int group0,
-                        int group1, float *scores) {
+void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
+                        int group0, int group1, float *scores) {
     for (int i = 0; i < n; i++, scores += ATH_PAGE_TOKENS)
         for (int t = 16 * group0; t < 16 * group1; t++) scores[t] = turbo_score(layout, page, &q[i], t);
 }
@@ -91,8 +93,8 @@ static float quantise_weights(const uint16_t *norms, int lo, int hi, const float
     return max * (1.0f / (float)ATH_WEIGHT_STEPS);
 }
 
-void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi, const float *weights, int n,
-                            float *acc) {
+void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
+                            const float *weights, int n, float *acc) {
     const int8_t *table = ath_turbo_table(layout->type);
     int bits = ath_kv_turbo_bits(layout->type), head_dim = layout->head_dim;
     for (int i = 0; i < n; i++, weights += ATH_PAGE_TOKENS, acc += head_dim) {

@@ -14,7 +14,18 @@ static void gate_gelu(float *gate, const float *up, int64_t n) {
     }
 }
 
+/* Comparisons that leave a NaN as it is. */
+static void gate_swiglu_oai(float *gate, const float *up, int64_t n) {
+    const float limit = ATH_SWIGLU_LIMIT;
+    for (int64_t i = 0; i < n; i++) {
+        float g = limit < gate[i] ? limit : gate[i], u = limit < up[i] ? limit : up[i];
+        u = -limit > u ? -limit : u;
+        gate[i] = g / (1.0f + ath_expf(-ATH_SWIGLU_ALPHA * g)) * (u + 1.0f);
+    }
+}
+
 void ath_elementwise_kernels_c(ath_elementwise_kernels *k) {
+    k->gate_swiglu_oai = gate_swiglu_oai;
     k->gate_silu = gate_silu;
     k->gate_gelu = gate_gelu;
 }

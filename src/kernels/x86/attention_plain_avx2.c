@@ -1,5 +1,6 @@
-/* Attention on plain tiles, and the softmax, with AVX2. Scores (lanes are tokens, steps are channels) and values (lanes
- * are channels, steps are tokens) are the same product: out[i][lane] = fma over steps of a[i][step] * b[step][lane]. */
+/* Attention on plain tiles, and the softmax, with AVX2. Scores (lanes are tokens, steps are channels) and
+ * values (lanes are channels, steps are tokens) are the same product: out[i][lane] = fma over steps of
+ * a[i][step] * b[step][lane]. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -8,13 +9,19 @@
 
 typedef __m256 (*load_fn)(const void *data, int64_t i);
 
-ATH_INLINE __m256 load_f32(const void *data, int64_t i) { return _mm256_loadu_ps((const float *)data + i); }
-ATH_INLINE __m256 load_f16(const void *data, int64_t i) { return ath_load_f16_avx2((const uint16_t *)data + i); }
-ATH_INLINE __m256 load_bf16(const void *data, int64_t i) { return ath_load_bf16_avx2((const uint16_t *)data + i); }
+ATH_INLINE __m256 load_f32(const void *data, int64_t i) {
+    return _mm256_loadu_ps((const float *)data + i);
+}
+ATH_INLINE __m256 load_f16(const void *data, int64_t i) {
+    return ath_load_f16_avx2((const uint16_t *)data + i);
+}
+ATH_INLINE __m256 load_bf16(const void *data, int64_t i) {
+    return ath_load_bf16_avx2((const uint16_t *)data + i);
+}
 
 /* n_a rows of a times 16 lanes; n_a is a constant where it is called. */
-ATH_INLINE void product_tile(load_fn load, const int n_a, const ath_attn_product *p, const float *a, int64_t lane,
-                             float *out, bool add) {
+ATH_INLINE void product_tile(load_fn load, const int n_a, const ath_attn_product *p, const float *a,
+                             int64_t lane, float *out, bool add) {
     __m256 sum[6][2];
     for (int i = 0; i < n_a; i++)
         for (int j = 0; j < 2; j++)

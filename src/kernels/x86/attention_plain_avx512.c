@@ -1,5 +1,6 @@
-/* Attention on plain tiles, and the softmax, with AVX-512. Scores (lanes are tokens, steps are channels) and values
- * (lanes are channels, steps are tokens) are the same product: out[i][lane] = fma over steps of a[i][step] * b[step][lane]. */
+/* Attention on plain tiles, and the softmax, with AVX-512. Scores (lanes are tokens, steps are channels) and
+ * values (lanes are channels, steps are tokens) are the same product: out[i][lane] = fma over steps of
+ * a[i][step] * b[step][lane]. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -8,7 +9,9 @@
 
 typedef __m512 (*load_fn)(const void *data, int64_t i);
 
-ATH_INLINE __m512 load_f32(const void *data, int64_t i) { return _mm512_loadu_ps((const float *)data + i); }
+ATH_INLINE __m512 load_f32(const void *data, int64_t i) {
+    return _mm512_loadu_ps((const float *)data + i);
+}
 ATH_INLINE __m512 load_f16(const void *data, int64_t i) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)((const uint16_t *)data + i)));
 }
@@ -18,8 +21,8 @@ ATH_INLINE __m512 load_bf16(const void *data, int64_t i) {
 }
 
 /* n_a rows of a times n_b vectors of 16 lanes; both constants where it is called. */
-ATH_INLINE void product_tile(load_fn load, const int n_a, const int n_b, const ath_attn_product *p, const float *a,
-                             int64_t lane, float *out, bool add) {
+ATH_INLINE void product_tile(load_fn load, const int n_a, const int n_b, const ath_attn_product *p,
+                             const float *a, int64_t lane, float *out, bool add) {
     __m512 sum[6][8];
     for (int i = 0; i < n_a; i++)
         for (int j = 0; j < n_b; j++)
@@ -36,7 +39,8 @@ ATH_INLINE void product_tile(load_fn load, const int n_a, const int n_b, const a
         for (int j = 0; j < n_b; j++) _mm512_storeu_ps(out + i * p->out_stride + 16 * j, sum[i][j]);
 }
 
-ATH_INLINE void product_lanes(load_fn load, const int n_b, const ath_attn_product *p, int64_t lane, bool add) {
+ATH_INLINE void product_lanes(load_fn load, const int n_b, const ath_attn_product *p, int64_t lane,
+                              bool add) {
     for (int i = 0; i < p->n; i += 6) {
         const float *a = p->a + i * p->a_stride;
         float *out = p->out + i * p->out_stride + lane;
@@ -55,8 +59,10 @@ ATH_INLINE void product(load_fn load, const ath_attn_product *p, bool add) {
     int64_t lane = p->lane0;
     if (p->n <= 2) /* few rows, as in decode: memory is the limit, so whole rows of b at a time */
         for (; lane + 128 <= p->lane1; lane += 128) {
-            if (p->n == 1) product_tile(load, 1, 8, p, p->a, lane, p->out + lane, add);
-            else product_tile(load, 2, 8, p, p->a, lane, p->out + lane, add);
+            if (p->n == 1)
+                product_tile(load, 1, 8, p, p->a, lane, p->out + lane, add);
+            else
+                product_tile(load, 2, 8, p, p->a, lane, p->out + lane, add);
         }
     for (; lane + 64 <= p->lane1; lane += 64) product_lanes(load, 4, p, lane, add);
     for (; lane < p->lane1; lane += 16) product_lanes(load, 1, p, lane, add);

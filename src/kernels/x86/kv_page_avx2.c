@@ -1,5 +1,6 @@
-/* Encoding and expansion of turbo pages with AVX2: the bytes and bits of ath_kv_encode_page and ath_kv_decode_page. Lanes
- * are tokens, but for the expansion of V, whose rows are tokens: there they are channels. */
+/* Encoding and expansion of turbo pages with AVX2: the bytes and bits of ath_kv_encode_page and
+ * ath_kv_decode_page. Lanes are tokens, but for the expansion of V, whose rows are tokens: there they are
+ * channels. */
 #include <math.h>
 #include <string.h>
 
@@ -21,8 +22,8 @@ ATH_INLINE __m256 byte_of_lanes(__m256i x, int i) {
 }
 
 /* Tokens 8 * eighth ... of one part of a K page: one half of every unit. */
-static void expand_key_column(const ath_kv_layout *layout, int part, int eighth, const ath_unpack_avx2 *unpack,
-                              const uint8_t *page, float *tile) {
+static void expand_key_column(const ath_kv_layout *layout, int part, int eighth,
+                              const ath_unpack_avx2 *unpack, const uint8_t *page, float *tile) {
     int start = layout->part_start[part], dim = layout->part_dim[part];
     const uint8_t *units = page + ((int64_t)(eighth / 2) * layout->head_dim + start) / 4 * unpack->bytes;
     __m256 norm = ath_load_bf16_avx2(page + layout->norms_at + 2 * (size_t)(part * TOKENS + 8 * eighth));
@@ -77,8 +78,10 @@ static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile
     }
     ath_unpack_avx2 unpack = ath_unpack_init_avx2(layout->type);
     for (int p = 0; p < layout->n_parts; p++) {
-        for (int g = 0; layout->is_key && g < TOKENS / 8; g++) expand_key_column(layout, p, g, &unpack, page, tile);
-        for (int t = 0; !layout->is_key && t < TOKENS; t += 4) expand_value_rows(layout, p, t, &unpack, page, tile);
+        for (int g = 0; layout->is_key && g < TOKENS / 8; g++)
+            expand_key_column(layout, p, g, &unpack, page, tile);
+        for (int t = 0; !layout->is_key && t < TOKENS; t += 4)
+            expand_value_rows(layout, p, t, &unpack, page, tile);
     }
 }
 
@@ -88,7 +91,8 @@ static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile
 static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *x) {
     int dim = layout->head_dim;
     if (layout->is_key) {
-        for (int64_t i = 0; i < (int64_t)dim * TOKENS; i += 8) _mm256_storeu_ps(x + i, ath_load_f16_avx2(tile + i));
+        for (int64_t i = 0; i < (int64_t)dim * TOKENS; i += 8)
+            _mm256_storeu_ps(x + i, ath_load_f16_avx2(tile + i));
         return;
     }
     for (int t = 0; t < TOKENS; t++)
@@ -102,10 +106,12 @@ static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *
 /* The stored mean of a row of tokens, taken out of it. Returns its f16. */
 static uint16_t centre_row(float *row) {
     __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (int t = 0; t < TOKENS; t += 8) sum[t / 8 % 2] = _mm256_add_ps(sum[t / 8 % 2], _mm256_loadu_ps(row + t));
+    for (int t = 0; t < TOKENS; t += 8)
+        sum[t / 8 % 2] = _mm256_add_ps(sum[t / 8 % 2], _mm256_loadu_ps(row + t));
     uint16_t stored = ath_f32_to_f16(ath_sum_lanes_avx2(sum[0], sum[1]) / TOKENS);
     __m256 mean = _mm256_set1_ps(ath_f16_to_f32(stored));
-    for (int t = 0; t < TOKENS; t += 8) _mm256_storeu_ps(row + t, _mm256_sub_ps(_mm256_loadu_ps(row + t), mean));
+    for (int t = 0; t < TOKENS; t += 8)
+        _mm256_storeu_ps(row + t, _mm256_sub_ps(_mm256_loadu_ps(row + t), mean));
     return stored;
 }
 
@@ -151,8 +157,10 @@ static inline void pack_half(int bits, const uint8_t *codes, uint8_t *out) {
     }
 }
 
-/* Codes of 8 tokens of a part, [channels][8], to their halves of units (K) or, two units at a time (V), whole units. */
-static void pack_column(const ath_kv_layout *layout, int part, int eighth, const uint8_t *codes, uint8_t *out) {
+/* Codes of 8 tokens of a part, [channels][8], to their halves of units (K) or, two units at a time (V), whole
+ * units. */
+static void pack_column(const ath_kv_layout *layout, int part, int eighth, const uint8_t *codes,
+                        uint8_t *out) {
     int start = layout->part_start[part], dim = layout->part_dim[part], head_dim = layout->head_dim;
     int bits = ath_kv_turbo_bits(layout->type);
     for (int c = 0; layout->is_key && c < dim; c += 4) {
@@ -171,15 +179,17 @@ static void pack_column(const ath_kv_layout *layout, int part, int eighth, const
 }
 
 static inline void store_norms(uint8_t *norms, __m256 norm) {
-    __m256i u = _mm256_castps_si256(norm), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i u = _mm256_castps_si256(norm),
+            odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     u = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     u = _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_srli_epi32(u, 16), _mm256_setzero_si256()), 0x08);
     _mm_storeu_si128((__m128i *)(void *)norms, _mm256_castsi256_si128(u));
 }
 
-/* Codes of 8 tokens of a part, [channels][8], from rotated values and the inverse of their rms; lanes that are not `there`
- * get code 0. Returns the sum of the squares of the table values. */
-static __m256i code_column(ath_kv_type type, const column *col, int dim, __m256 inverse, __m256i there, uint8_t *codes) {
+/* Codes of 8 tokens of a part, [channels][8], from rotated values and the inverse of their rms; lanes that
+ * are not `there` get code 0. Returns the sum of the squares of the table values. */
+static __m256i code_column(ath_kv_type type, const column *col, int dim, __m256 inverse, __m256i there,
+                           uint8_t *codes) {
     const float *thresholds = ath_turbo_thresholds(type);
     int n = (1 << ath_kv_turbo_bits(type)) - 1;
     int32_t squares[16] = {0};
@@ -189,7 +199,8 @@ static __m256i code_column(ath_kv_type type, const column *col, int dim, __m256 
         __m256 u = _mm256_mul_ps(_mm256_load_ps(col->x + c * 8), inverse);
         __m256i code = _mm256_setzero_si256();
         for (int i = 0; i < n; i++)
-            code = _mm256_sub_epi32(code, _mm256_castps_si256(_mm256_cmp_ps(u, _mm256_set1_ps(thresholds[i]), _CMP_GE_OQ)));
+            code = _mm256_sub_epi32(
+                code, _mm256_castps_si256(_mm256_cmp_ps(u, _mm256_set1_ps(thresholds[i]), _CMP_GE_OQ)));
         code = _mm256_and_si256(code, there);
         total = _mm256_add_epi32(total, _mm256_i32gather_epi32(squares, code, 4));
         __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(code, code), code);
@@ -207,7 +218,8 @@ static void encode_column(const ath_kv_layout *layout, int part, int eighth, con
     uint8_t codes[128 * 8];
     column col;
     for (int c = 0; c < dim; c++)
-        _mm256_store_ps(col.x + c * 8, _mm256_mul_ps(_mm256_loadu_ps(x + c * TOKENS), _mm256_set1_ps(signs[c])));
+        _mm256_store_ps(col.x + c * 8,
+                        _mm256_mul_ps(_mm256_loadu_ps(x + c * TOKENS), _mm256_set1_ps(signs[c])));
     ath_butterfly_rows_avx2(col.x, dim);
     __m256 scale = _mm256_set1_ps(ath_rotation_scale(dim)), square = _mm256_setzero_ps();
     for (int c = 0; c < dim; c++) {
@@ -220,7 +232,8 @@ static void encode_column(const ath_kv_layout *layout, int part, int eighth, con
     __m256i table_square = code_column(layout->type, &col, dim, inverse, _mm256_castps_si256(there), codes);
     pack_column(layout, part, eighth, codes, out);
     __m256 norm = _mm256_div_ps(_mm256_sqrt_ps(square), _mm256_sqrt_ps(_mm256_cvtepi32_ps(table_square)));
-    store_norms(out + layout->norms_at + 2 * (size_t)(part * TOKENS + 8 * eighth), _mm256_and_ps(there, norm));
+    store_norms(out + layout->norms_at + 2 * (size_t)(part * TOKENS + 8 * eighth),
+                _mm256_and_ps(there, norm));
 }
 
 static void encode(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out, float *scratch) {

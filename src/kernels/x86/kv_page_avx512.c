@@ -1,5 +1,6 @@
-/* Encoding and expansion of turbo pages with AVX-512: the bytes and bits of ath_kv_encode_page and ath_kv_decode_page.
- * Lanes are tokens, but for the expansion of V, whose rows are tokens: there they are channels. */
+/* Encoding and expansion of turbo pages with AVX-512: the bytes and bits of ath_kv_encode_page and
+ * ath_kv_decode_page. Lanes are tokens, but for the expansion of V, whose rows are tokens: there they are
+ * channels. */
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +14,8 @@ typedef struct column {
     _Alignas(64) float x[128 * 16];
 } column;
 
-/* The transform without signs and scale: first the butterflies inside blocks of 16 channels, then those between blocks. */
+/* The transform without signs and scale: first the butterflies inside blocks of 16 channels, then those
+ * between blocks. */
 static void hadamard_column(float *x, int dim) {
     __m512 v[16];
     for (int c = 0; c < dim; c += 16) {
@@ -41,8 +43,8 @@ ATH_INLINE __m512 byte_of_lanes(__m512i x, int i) {
 }
 
 /* 16 tokens of one part of a K page. */
-static void expand_key_column(const ath_kv_layout *layout, int part, int group, const ath_unpack_avx512 *unpack,
-                              const uint8_t *page, float *tile) {
+static void expand_key_column(const ath_kv_layout *layout, int part, int group,
+                              const ath_unpack_avx512 *unpack, const uint8_t *page, float *tile) {
     int start = layout->part_start[part], dim = layout->part_dim[part];
     const uint8_t *units = page + ((int64_t)group * layout->head_dim + start) / 4 * unpack->bytes;
     __m512 norm = ath_load_bf16_avx512(page + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group));
@@ -95,12 +97,17 @@ static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile
     ath_unpack_avx512 unpack = ath_unpack_init_avx512(layout->type, 0);
     for (int p = 0; p < layout->n_parts; p++) {
         int dim = layout->part_dim[p];
-        for (int g = 0; layout->is_key && g < TOKENS / 16; g++) expand_key_column(layout, p, g, &unpack, page, tile);
+        for (int g = 0; layout->is_key && g < TOKENS / 16; g++)
+            expand_key_column(layout, p, g, &unpack, page, tile);
         for (int t = 0; !layout->is_key && t < TOKENS; t += 4) {
-            if (dim == 128) expand_value_rows(8, layout, p, t, &unpack, page, tile);
-            else if (dim == 64) expand_value_rows(4, layout, p, t, &unpack, page, tile);
-            else if (dim == 32) expand_value_rows(2, layout, p, t, &unpack, page, tile);
-            else expand_value_rows(1, layout, p, t, &unpack, page, tile);
+            if (dim == 128)
+                expand_value_rows(8, layout, p, t, &unpack, page, tile);
+            else if (dim == 64)
+                expand_value_rows(4, layout, p, t, &unpack, page, tile);
+            else if (dim == 32)
+                expand_value_rows(2, layout, p, t, &unpack, page, tile);
+            else
+                expand_value_rows(1, layout, p, t, &unpack, page, tile);
         }
     }
 }
@@ -111,14 +118,16 @@ static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile
 static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *x) {
     int dim = layout->head_dim;
     if (layout->is_key) {
-        for (int64_t i = 0; i < (int64_t)dim * TOKENS; i += 16) _mm512_storeu_ps(x + i, ath_load_f16_avx512(tile + i));
+        for (int64_t i = 0; i < (int64_t)dim * TOKENS; i += 16)
+            _mm512_storeu_ps(x + i, ath_load_f16_avx512(tile + i));
         return;
     }
     __m512i rows = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                       _mm512_set1_epi32(TOKENS));
     for (int t = 0; t < TOKENS; t++)
         for (int c = 0; c < dim; c += 16)
-            _mm512_i32scatter_ps(x + c * TOKENS + t, rows, ath_load_f16_avx512(tile + (int64_t)t * dim + c), 4);
+            _mm512_i32scatter_ps(x + c * TOKENS + t, rows, ath_load_f16_avx512(tile + (int64_t)t * dim + c),
+                                 4);
 }
 
 /* The stored mean of a row of tokens, taken out of it. Returns its f16. */
@@ -127,7 +136,8 @@ static uint16_t centre_row(float *row) {
     for (int t = 0; t < TOKENS; t += 16) sum = _mm512_add_ps(sum, _mm512_loadu_ps(row + t));
     uint16_t stored = ath_f32_to_f16(ath_sum_lanes_avx512(sum) / TOKENS);
     __m512 mean = _mm512_set1_ps(ath_f16_to_f32(stored));
-    for (int t = 0; t < TOKENS; t += 16) _mm512_storeu_ps(row + t, _mm512_sub_ps(_mm512_loadu_ps(row + t), mean));
+    for (int t = 0; t < TOKENS; t += 16)
+        _mm512_storeu_ps(row + t, _mm512_sub_ps(_mm512_loadu_ps(row + t), mean));
     return stored;
 }
 
@@ -205,7 +215,8 @@ static coder coder_init(ath_kv_type type) {
 static inline __m512i code_of(const coder *c, __m512 u) {
     __m512i code = _mm512_setzero_si512();
     for (int step = 1 << (c->bits - 1); step; step /= 2) {
-        __m512 threshold = _mm512_permutexvar_ps(_mm512_add_epi32(code, _mm512_set1_epi32(step - 1)), c->thresholds);
+        __m512 threshold =
+            _mm512_permutexvar_ps(_mm512_add_epi32(code, _mm512_set1_epi32(step - 1)), c->thresholds);
         __mmask16 above = _mm512_cmp_ps_mask(u, threshold, _CMP_GE_OQ);
         code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(step));
     }
@@ -213,14 +224,15 @@ static inline __m512i code_of(const coder *c, __m512 u) {
 }
 
 static inline void store_norms(uint8_t *norms, __m512 norm) {
-    __m512i u = _mm512_castps_si512(norm), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    __m512i u = _mm512_castps_si512(norm),
+            odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     u = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     _mm256_storeu_si256((__m256i *)(void *)norms, _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16)));
 }
 
 /* Codes of 16 tokens of a part, [channels][16], to their units. */
-static void pack_column(const ath_kv_layout *layout, int part, int group, const uint8_t *codes, const packer *p,
-                        uint8_t *out) {
+static void pack_column(const ath_kv_layout *layout, int part, int group, const uint8_t *codes,
+                        const packer *p, uint8_t *out) {
     int start = layout->part_start[part], dim = layout->part_dim[part], head_dim = layout->head_dim;
     __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     __m512i rows = _mm512_slli_epi32(lane, 4);
@@ -242,14 +254,15 @@ static void pack_column(const ath_kv_layout *layout, int part, int group, const 
 }
 
 /* Norms and codes of 16 tokens of a part, which starts at x[channel][128]. Below 1e-30 a part is zero. */
-static void encode_column(const ath_kv_layout *layout, int part, int group, const float *x, const coder *coder,
-                          const packer *packer, uint8_t *out) {
+static void encode_column(const ath_kv_layout *layout, int part, int group, const float *x,
+                          const coder *coder, const packer *packer, uint8_t *out) {
     int dim = layout->part_dim[part];
     const float *signs = ath_rotation_signs() + layout->part_start[part];
     uint8_t codes[128 * 16];
     column col;
     for (int c = 0; c < dim; c++)
-        _mm512_store_ps(col.x + c * 16, _mm512_mul_ps(_mm512_loadu_ps(x + c * TOKENS), _mm512_set1_ps(signs[c])));
+        _mm512_store_ps(col.x + c * 16,
+                        _mm512_mul_ps(_mm512_loadu_ps(x + c * TOKENS), _mm512_set1_ps(signs[c])));
     hadamard_column(col.x, dim);
     __m512 scale = _mm512_set1_ps(ath_rotation_scale(dim)), square = _mm512_setzero_ps();
     for (int c = 0; c < dim; c++) {
@@ -268,7 +281,8 @@ static void encode_column(const ath_kv_layout *layout, int part, int group, cons
     }
     pack_column(layout, part, group, codes, packer, out);
     __m512 norm = _mm512_div_ps(_mm512_sqrt_ps(square), _mm512_sqrt_ps(_mm512_cvtepi32_ps(table_square)));
-    store_norms(out + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group), _mm512_maskz_mov_ps(there, norm));
+    store_norms(out + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group),
+                _mm512_maskz_mov_ps(there, norm));
 }
 
 static void encode(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out, float *scratch) {

@@ -1,5 +1,5 @@
 /* The measurement behind `athanor distortion` (distortion.h). Sums are in double: this is the judge. */
-#include "codec/distortion.h"
+#include "codec/kv_distortion.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
  * The vectors are rounded to f16, as a cache's rows are, put into pages of 128 in their order, encoded and
  * decoded; every figure compares with the vectors as they were given. By default they go the way of V: a
  * rotation and codes. As K they also pass the page mean and the equalisation. */
-#ifndef ATH_CODEC_DISTORTION_H
-#define ATH_CODEC_DISTORTION_H
+#ifndef ATH_CODEC_KV_DISTORTION_H
+#define ATH_CODEC_KV_DISTORTION_H
 
 #include <stdbool.h>
 #include <stdint.h>

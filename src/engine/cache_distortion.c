@@ -1,5 +1,5 @@
 /* What a cache type does to vectors, for the public header. */
-#include "codec/distortion.h"
+#include "codec/kv_distortion.h"
 
 #include "engine/engine_private.h"
 

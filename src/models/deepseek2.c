@@ -1,0 +1,177 @@
+/* DeepSeek V2 and V3, Kimi K2: multi-head latent attention. DeepSeek-AI 2024 (arXiv 2405.04434, 2412.19437).
+ *
+ *     c = norm(Wkv_a h)              k_rope = rope(Wk_rope h)       one latent and one rotated key for all
+ * heads q_i = Wq_i norm(Wq_a h)        h = norm(x)                    [q_nope, q_rope] per head score_i =
+ * q_nope_i . (Wk_b_i c) + rope(q_rope_i) . k_rope x += Wo [Wv_b_i sum p_i c]
+ *
+ * Wk_b moves to the query's side: q_nope . (Wk_b c) = (Wk_b^T q_nope) . c. So the cache holds [c, k_rope] as
+ * K and c as V of one kv head, and attention runs in the latent space. Feed-forward: a few dense layers, then
+ * experts chosen by softmax (V2) or by sigmoid, with a bias for the choice and in groups (V3), and shared
+ * experts for every token. */
+#include <math.h>
+
+#include "models/model.h"
+
+typedef struct widths { /* of one head, or of the latent */
+    int64_t q_lora, latent, nope, rope;
+} widths;
+
+static widths widths_of(const ath_model *m, const ath_layer *l) {
+    return (widths){.q_lora = l->wq_a.n_out,
+                    .latent = l->wk_b.n_out,
+                    .nope = l->wk_b.n_in,
+                    .rope = m->rope[ATH_ROPE_FULL].n_rot};
+}
+
+/* ---- loading */
+
+static void load_router(ath_loader *in, ath_model *m) {
+    ath_router *r = &m->router;
+    r->sigmoid = ath_load_u32(in, "expert_gating_func", 1) == 2;
+    r->renormalise = ath_load_u32(in, "expert_weights_norm", 0) != 0;
+    float scale = ath_load_f32(in, "expert_weights_scale", 1);
+    if (scale != 0) r->scale = scale;
+    r->n_groups = (int)ath_load_u32(in, "expert_group_count", 0);
+    r->n_groups_used = (int)ath_load_u32(in, "expert_group_used_count", 0);
+    uint32_t n_shared = ath_load_u32(in, "expert_shared_count", 0);
+    m->n_ff_shared = m->n_ff_expert * (int64_t)n_shared;
+    bool grouped = r->n_groups > 1;
+    bool divides = grouped && r->n_groups_used >= 1 && r->n_groups_used <= r->n_groups &&
+                   r->n_experts % r->n_groups == 0 &&
+                   r->n_used <= r->n_experts / r->n_groups * r->n_groups_used;
+    if (r->n_groups < 0 || (grouped && !divides) || n_shared > 1024)
+        ath_load_fail(in, ATH_ERR_FORMAT,
+                      "%d of %d groups and %u shared experts make no sense with %d of %d experts",
+                      r->n_groups_used, r->n_groups, n_shared, r->n_used, r->n_experts);
+}
+
+/* Keys of the heads as they are in the cache were read already: here those of the heads before compression.
+ */
+static void load_latent_attention(ath_loader *in, ath_model *m, ath_layer *l, int il) {
+    int64_t q_lora = ath_load_u32(in, "attention.q_lora_rank", 0),
+            latent = ath_load_u32(in, "attention.kv_lora_rank", 0);
+    int64_t head = ath_load_u32(in, "attention.key_length_mla", 0),
+            value = ath_load_u32(in, "attention.value_length_mla", 0);
+    int64_t rope = m->rope[ATH_ROPE_FULL].n_rot, nope = head - rope, n_embd = m->n_embd, n_heads = l->n_heads;
+    if (l->n_kv_heads != 1 || latent < 1 || nope < 1 || value < 1 || value > 1 << 16 || nope > 1 << 16 ||
+        q_lora > 1 << 20 || l->head_dim_k != latent + rope || l->head_dim_v != latent) {
+        ath_load_fail(
+            in, ATH_ERR_UNSUPPORTED,
+            "keys attention.key_length_mla, value_length_mla, kv_lora_rank, key_length, value_length are not "
+            "those of "
+            "latent attention with one kv head (files converted before 2025 have to be converted again)");
+        return;
+    }
+    if (q_lora) {
+        ath_load_matrix(in, &l->wq_a, n_embd, q_lora, 1, 0, "blk.%d.attn_q_a.weight", il);
+        l->q_a_norm = ath_load_vector(in, q_lora, 0, "blk.%d.attn_q_a_norm.weight", il);
+        ath_load_matrix(in, &l->wq, q_lora, n_heads * head, 1, 0, "blk.%d.attn_q_b.weight", il);
+    } else {
+        ath_load_matrix(in, &l->wq, n_embd, n_heads * head, 1, 0, "blk.%d.attn_q.weight", il);
+    }
+    ath_load_matrix(in, &l->wk, n_embd, latent + rope, 1, 0, "blk.%d.attn_kv_a_mqa.weight", il);
+    l->kv_a_norm = ath_load_vector(in, latent, 0, "blk.%d.attn_kv_a_norm.weight", il);
+    ath_load_matrix(in, &l->wk_b, nope, latent, n_heads, 0, "blk.%d.attn_k_b.weight", il);
+    ath_load_matrix(in, &l->wv_b, latent, value, n_heads, 0, "blk.%d.attn_v_b.weight", il);
+    ath_load_matrix(in, &l->wo, n_heads * value, n_embd, 1, 0, "blk.%d.attn_output.weight", il);
+    int64_t scratch = q_lora + latent + rope + n_heads * (head + nope + rope + latent + value);
+    if (scratch > m->n_scratch) m->n_scratch = scratch;
+}
+
+static void deepseek2_load(ath_loader *in, ath_model *m) {
+    ath_load_rope(in, 0);
+    load_router(in, m);
+    int dense = (int)ath_load_u32(in, "leading_dense_block_count", 0);
+    float multiplier = ath_load_f32(in, "rope.scaling.yarn_log_multiplier", 0);
+    for (int il = 0; il < m->n_layers && in->status == ATH_OK; il++) {
+        ath_layer *l = &m->layers[il];
+        l->attn_norm = ath_load_norm(in, m->n_embd, "blk.%d.attn_norm", il);
+        load_latent_attention(in, m, l, il);
+        l->ffn_norm = ath_load_norm(in, m->n_embd, "blk.%d.ffn_norm", il);
+        if (il < dense || !m->router.n_experts) {
+            ath_load_ffn(in, l, il);
+            continue;
+        }
+        ath_load_experts(in, l, il);
+        l->b_choice =
+            ath_load_vector(in, m->router.n_experts, ATH_LOAD_OPTIONAL, "blk.%d.exp_probs_b.bias", il);
+    }
+    float head = (float)ath_load_u32(in, "attention.key_length_mla", 1);
+    m->attn_scale = 1 / sqrtf(head);
+    if (multiplier == 0 || m->yarn_factor <= 1) return;
+    /* YaRN's factor is on the scores, not on cos and sin; the key holds a tenth of mscale_all_dim. */
+    double factor = 1 + (double)multiplier * log(m->yarn_factor);
+    m->attn_scale *= (float)(factor * factor);
+    m->rope[ATH_ROPE_FULL].magnitude = 1;
+}
+
+/* ---- evaluation */
+
+static float *take(float **at, int64_t n) {
+    float *taken = *at;
+    *at += n;
+    return taken;
+}
+
+static void product(const ath_pass *p, const ath_weight *w, const float *x, float *out) {
+    ath_op_matmul(p->dev, &w, &out, 1, x, p->rows);
+}
+
+/* out[row][head] = w[head] . x[row][head] */
+static void product_per_head(const ath_pass *p, const ath_weight *w, const float *x, float *out,
+                             int n_heads) {
+    ath_op_matmul_experts(p->dev, &w, &out, 1, x, n_heads, p->head, n_heads, p->rows);
+}
+
+/* p->q = [Wk_b^T q_nope, rope(q_rope)] per head */
+static void make_queries(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h,
+                         float *scratch) {
+    widths w = widths_of(m, l);
+    int64_t n = p->rows * l->n_heads, head = w.nope + w.rope, key = w.latent + w.rope;
+    float *q = take(&scratch, n * head), *nope = take(&scratch, n * w.nope);
+    float *rotated = take(&scratch, n * w.rope), *latent = take(&scratch, n * w.latent);
+    if (l->wq_a.data) {
+        float *a = take(&scratch, p->rows * w.q_lora);
+        product(p, &l->wq_a, h, a);
+        ath_op_rms_norm(p->dev, a, l->q_a_norm, m->norm_eps, a, w.q_lora, 1, p->rows);
+        h = a;
+    }
+    product(p, &l->wq, h, q);
+    ath_op_copy(p->dev, nope, w.nope, q, head, w.nope, n);
+    ath_op_copy(p->dev, rotated, w.rope, q + w.nope, head, w.rope, n);
+    ath_op_rope(p->dev, l->rope, rotated, p->pos, l->n_heads, (int)w.rope, p->rows);
+    product_per_head(p, &l->wk_b, nope, latent, l->n_heads);
+    ath_op_copy(p->dev, p->q, key, latent, w.latent, w.latent, n);
+    ath_op_copy(p->dev, p->q + w.latent, key, rotated, w.rope, w.rope, n);
+}
+
+/* p->k = [c, rope(Wk_rope h)], p->v = c */
+static void make_keys(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h, float *scratch) {
+    widths w = widths_of(m, l);
+    int64_t key = w.latent + w.rope;
+    float *rotated = take(&scratch, p->rows * w.rope);
+    product(p, &l->wk, h, p->k);
+    ath_op_copy(p->dev, p->v, w.latent, p->k, key, w.latent, p->rows);
+    ath_op_rms_norm(p->dev, p->v, l->kv_a_norm, m->norm_eps, p->v, w.latent, 1, p->rows);
+    ath_op_copy(p->dev, rotated, w.rope, p->k + w.latent, key, w.rope, p->rows);
+    ath_op_rope(p->dev, l->rope, rotated, p->pos, 1, (int)w.rope, p->rows);
+    ath_op_copy(p->dev, p->k, key, p->v, w.latent, w.latent, p->rows);
+    ath_op_copy(p->dev, p->k + w.latent, key, rotated, w.rope, w.rope, p->rows);
+}
+
+static void deepseek2_layer(const ath_model *m, ath_pass *p, int il) {
+    const ath_layer *l = &m->layers[il];
+    for (int64_t i = 0; i < p->rows * l->n_heads; i++) p->head[i] = (int32_t)(i % l->n_heads);
+    const float *h = ath_block_norm(m, p, p->x, &l->attn_norm, p->h, p->rows);
+    make_queries(m, p, l, h, p->scratch);
+    make_keys(m, p, l, h, p->scratch);
+    ath_block_attention(m, p, il);
+    product_per_head(p, &l->wv_b, p->att, p->scratch, l->n_heads);
+    product(p, &l->wo, p->scratch, p->proj);
+    ath_block_add(m, p);
+
+    ath_block_ffn(m, p, il, ath_block_norm(m, p, p->x, &l->ffn_norm, p->h, p->rows));
+    ath_block_add(m, p);
+}
+
+const ath_arch ath_arch_deepseek2 = {deepseek2_load, deepseek2_layer, false};

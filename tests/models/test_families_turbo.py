@@ -1,0 +1,68 @@
+"""Every family with a compressed cache, on 1,024 tokens: against our own f32 cache, whose logits test_golden.py checks.
+
+The models are random, so the divergence says nothing about real ones: it is reported (pytest -rA, or the junit file), and
+bounded only so that a broken page shows. What is asserted is that the cache was compressed and was read compressed.
+"""
+import re
+
+import gguf
+import numpy as np
+import pytest
+
+from golden import Golden, logits, mean_kld
+
+N_TOKENS = 1024
+WINDOW_16 = {"gemma2": 2, "gemma3": 6, "cohere2": 3, "gpt-oss": 1, "gpt-oss-mxfp4": 2}  # layers that stay f16
+FAMILIES = ["llama", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "qwen3moe", "qwen2moe", "phi3", "phi3-longrope",
+            "ministral3", "granite", "glm4", "smollm3", "olmo2", "starcoder2", "command-r", "cohere2", "gpt2", "gpt-oss",
+            "gpt-oss-mxfp4", "deepseek2", "deepseek3"]
+MAX_KLD = 0.5
+
+
+def with_more_positions(source, target, n):
+    """A copy of a gpt2 file whose learned positions start over at the end of the table."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "gpt2")
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        value = n if key == "gpt2.context_length" else field.contents()
+        kind = field.types[0]
+        writer.add_key_value(key, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+    for tensor in reader.tensors:
+        data = tensor.data
+        if tensor.name == "position_embd.weight":
+            data = np.resize(data, (n, data.shape[1]))
+        writer.add_tensor(tensor.name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_turbo3(name, golden, athanor_release, tmp_path, record_property):
+    model = Golden(golden / name)
+    path = model.model if name != "gpt2" else with_more_positions(model.model, tmp_path / "gpt2.gguf", N_TOKENS)
+    tokens = model.shuffled(N_TOKENS)
+    summary = []
+
+    def program(*args):
+        summary.append(athanor_release(*args).stderr.decode())
+
+    got = {}
+    for kind in ("f32", "turbo3"):
+        got[kind] = logits(program, path, tokens, tmp_path, "-ctk", kind, "-ctv", kind, n_vocab=model.n_vocab)
+    kld = mean_kld(got["f32"], got["turbo3"])  # refuses NaN
+    found = re.search(r"K (.*), V (.*); ([0-9.]+) % of the rows read were compressed", summary[-1])
+    record_property("mean KLD", kld)
+    print(f"{name}: mean KLD {kld:.3g} against the f32 cache, {found[3]} % of the rows read were compressed")
+    full, windowed = int(model.info["config"].get("num_hidden_layers", 0)) or 2, WINDOW_16.get(name, 0)
+    if windowed > full - windowed:
+        types = f"f16 + turbo3 x{full - windowed}"
+    else:
+        types = f"f16 + turbo3 x{windowed}" if 2 * windowed == full else "turbo3" + (f" + f16 x{windowed}" if windowed else "")
+    assert found[1] == found[2] == types
+    assert float(found[3]) >= 50
+    assert 0 < kld < MAX_KLD
