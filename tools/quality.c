@@ -96,6 +96,7 @@ static int open_session(quality *q, quality_type *t, int64_t n_ctx) {
     sp.type_v = t->type_v;
     if (ath_session_open(&t->session, q->engine, &sp, &err) != ATH_OK)
         return ath_tool_fail("%s: %s", t->name, err.message);
+    if (ath_session_measure(t->session, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
     ath_session_stats s;
     ath_session_get_stats(t->session, &s);
     t->bytes_per_token = s.bytes_per_token;

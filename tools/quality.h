@@ -67,6 +67,13 @@ typedef struct quality_result {
     char reasons[256]; /* what kept it from a better one */
 } quality_result;
 
+/* The K or V head whose encoding loses most; value 0 if nothing was encoded. */
+typedef struct quality_worst {
+    int layer, head;
+    double value;
+} quality_worst;
+quality_worst quality_worst_head(const quality *q, const quality_type *t, bool is_value);
+
 /* False if out of memory. */
 bool quality_summarize(const quality *q, const quality_type *t, quality_result *out);
 void quality_print(const quality *q, const quality_result *results);

@@ -87,6 +87,17 @@ static int64_t first_difference(const quality_type *a, const quality_type *b) {
     return -1;
 }
 
+quality_worst quality_worst_head(const quality *q, const quality_type *t, bool is_value) {
+    quality_worst worst = {0, 0, 0};
+    for (int il = 0; il < q->info.n_layers; il++)
+        for (int h = 0; h < ath_engine_layer(q->engine, il).n_kv_heads; h++) {
+            ath_cache_error e = ath_session_cache_error(t->session, il, h);
+            double value = is_value ? e.v : e.k;
+            if (value > worst.value) worst = (quality_worst){il, h, value};
+        }
+    return worst;
+}
+
 static void add_quarters(const quality *q, const quality_type *t, quality_result *r) {
     ath_moments m[QUALITY_QUARTERS] = {{0}};
     for (size_t i = 0; i < q->n_scored; i++)
@@ -154,6 +165,37 @@ static void print_tests(const quality *q, const quality_result *r) {
     }
 }
 
+/* Median over layers: one bad layer doesn't move it, and shows as the worst head. */
+static double median_error(const quality *q, const quality_type *t, bool is_value) {
+    float *errors = malloc((size_t)q->info.n_layers * sizeof *errors);
+    if (!errors) return 0;
+    size_t n = 0;
+    for (int il = 0; il < q->info.n_layers; il++) {
+        ath_cache_error e = ath_session_cache_error(t->session, il, -1);
+        if ((is_value ? e.v : e.k) > 0) errors[n++] = (float)(is_value ? e.v : e.k);
+    }
+    ath_sort_floats(errors, n);
+    double median = ath_percentile(errors, n, 0.5);
+    free(errors);
+    return median;
+}
+
+static void print_errors(const quality *q) {
+    printf("\n%-22s %-36s %s\n", "cache", "error of K: median, worst head", "error of V: median, worst head");
+    for (int i = 0; i < q->n_types; i++) {
+        printf("%-22s", q->type[i].name);
+        for (int side = 0; side < 2; side++) {
+            quality_worst worst = quality_worst_head(q, &q->type[i], side);
+            char text[64] = "-";
+            if (worst.value > 0)
+                snprintf(text, sizeof text, "%5.2f%%, %5.2f%% (layer %d, head %d)",
+                         100 * median_error(q, &q->type[i], side), 100 * worst.value, worst.layer, worst.head);
+            printf(" %-36s", text);
+        }
+        putchar('\n');
+    }
+}
+
 void quality_print(const quality *q, const quality_result *r) {
     printf("%s, windows of %zu tokens, %zu positions in their second halves; everything against f16\n\n",
            *q->info.name ? q->info.name : q->info.path, q->n_ctx, q->n_types ? r[0].n : 0);
@@ -163,6 +205,7 @@ void quality_print(const quality *q, const quality_result *r) {
     }
     print_distribution(q, r);
     print_tests(q, r);
+    print_errors(q);
     putchar('\n');
     for (int i = 0; i < q->n_types; i++)
         printf("%-22s %s%s%s%s\n", q->type[i].name, r[i].verdict, *r[i].reasons ? " (" : "", r[i].reasons,
@@ -190,6 +233,24 @@ static cJSON *tests_json(const quality *q, const quality_type *t, cJSON *json) {
     return json;
 }
 
+static void add_layers(cJSON *json, const quality *q, const quality_type *t) {
+    cJSON *layers = cJSON_AddArrayToObject(json, "layers");
+    for (int il = 0; il < q->info.n_layers; il++) {
+        ath_cache_error e = ath_session_cache_error(t->session, il, -1);
+        cJSON *layer = cJSON_CreateObject();
+        add(layer, "k", e.k);
+        add(layer, "v", e.v);
+        cJSON_AddItemToArray(layers, layer);
+    }
+    for (int side = 0; side < 2; side++) {
+        quality_worst worst = quality_worst_head(q, t, side);
+        cJSON *head = cJSON_AddObjectToObject(json, side ? "worst_v" : "worst_k");
+        add(head, "layer", worst.layer);
+        add(head, "head", worst.head);
+        add(head, "error", worst.value);
+    }
+}
+
 static cJSON *type_json(const quality *q, const quality_type *t, const quality_result *r) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "type", t->name);
@@ -214,6 +275,7 @@ static cJSON *type_json(const quality *q, const quality_type *t, const quality_r
         cJSON_AddItemToObject(cJSON_GetObjectItem(json, "greedy"), "first_difference",
                               r->first_difference < 0 ? cJSON_CreateNull()
                                                       : cJSON_CreateNumber((double)r->first_difference));
+    add_layers(json, q, t);
     cJSON_AddStringToObject(json, "verdict", r->verdict);
     cJSON_AddStringToObject(json, "reasons", r->reasons);
     return json;
