@@ -1,15 +1,15 @@
-/* -ctk auto, -ctv auto: the best quality that fits. A table says what to expect of a type; where athanor quality ran
- * on this model, its verdicts count instead. */
+/* -ctk auto, -ctv auto: the best quality that fits. A table says what to expect of a type; where athanor
+ * quality ran on this model, its verdicts count instead. */
 #include "auto_cache.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const double least_bits = 3;        /* below that only with --kv-allow-2bit */
+static const double least_bits = 3;         /* below that only with --kv-allow-2bit */
 static const double share_of_memory = 0.85; /* of what is free; the rest is for scratch and the system */
 
-/* What to expect, as docs/quality.md has it: mean KL divergence from f16 on models that were measured. Pairs are K,
- * V. Types that this build doesn't have are left out. */
+/* What to expect, as docs/quality.md has it: mean KL divergence from f16 on models that were measured. Pairs
+ * are K, V. Types that this build doesn't have are left out. */
 static const struct {
     const char *type_k, *type_v;
     ath_quality_class class;
@@ -60,14 +60,17 @@ static void add_choice(ath_choices *out, const char *k, const char *v, ath_quali
                        bool measured) {
     ath_choice *c = find(out, k, v);
     if (!c && out->n == ATH_MAX_CHOICES) return;
-    if (!c) c = &out->choice[out->n++];
-    else if (!measured) return; /* the first row of the table is the better one */
+    if (!c)
+        c = &out->choice[out->n++];
+    else if (!measured)
+        return; /* the first row of the table is the better one */
     double table = c->type_k ? c->expected : kld;
     *c = (ath_choice){
         .type_k = k, .type_v = v, .class = class, .kld = kld, .expected = table, .measured = measured};
 }
 
-/* Where a type was measured to be worse than the table says, those that the table puts below it are no better. */
+/* Where a type was measured to be worse than the table says, those that the table puts below it are no
+ * better. */
 static void lower_expectations(ath_choices *out) {
     for (int i = 0; i < out->n; i++)
         for (int j = 0; j < out->n; j++) {
@@ -107,12 +110,14 @@ static int by_quality(const void *a, const void *b) {
     return (x->kld > y->kld) - (x->kld < y->kld);
 }
 
-static void add_candidates(ath_choices *out, const ath_engine *engine, const char *fixed_k, const char *fixed_v) {
+static void add_candidates(ath_choices *out, const ath_engine *engine, const char *fixed_k,
+                           const char *fixed_v) {
     for (int i = 0; i < N_EXPECTED; i++) {
         const char *k = known_type(expected[i].type_k, strlen(expected[i].type_k));
         const char *v = known_type(expected[i].type_v, strlen(expected[i].type_v));
         if (k && v)
-            add_choice(out, fixed_k ? fixed_k : k, fixed_v ? fixed_v : v, expected[i].class, expected[i].kld, false);
+            add_choice(out, fixed_k ? fixed_k : k, fixed_v ? fixed_v : v, expected[i].class, expected[i].kld,
+                       false);
     }
     cJSON *stored = ath_verdicts_load(engine);
     add_measured(out, stored, fixed_k, fixed_v);
@@ -123,8 +128,8 @@ static void add_candidates(ath_choices *out, const ath_engine *engine, const cha
 
 /* ---- memory */
 
-static bool plan_bytes(const ath_engine *engine, const ath_choice *c, int64_t n_ctx, int n_seqs, uint64_t *bytes,
-                       ath_cache_plan *plan) {
+static bool plan_bytes(const ath_engine *engine, const ath_choice *c, int64_t n_ctx, int n_seqs,
+                       uint64_t *bytes, ath_cache_plan *plan) {
     if (ath_engine_plan_cache(engine, c->type_k, c->type_v, n_ctx, plan, NULL) != ATH_OK) return false;
     *bytes = ((uint64_t)plan->bytes_pages + plan->bytes_recent + plan->bytes_entries) * (uint64_t)n_seqs;
     return true;
@@ -185,12 +190,15 @@ static void explain(ath_choices *out, bool allow_2bit) {
     double mib = (double)c->bytes / 1048576, budget = (double)out->budget / 1048576;
     const char *of = out->budget_given ? "--kv-budget" : "free memory";
     if (out->chosen_fits)
-        snprintf(out->why, sizeof out->why, "K %s, V %s (%s): the best that fits %lld tokens into %s, %.1f of %.0f MiB",
-                 c->type_k, c->type_v, source, (long long)out->n_ctx, of, mib, budget);
-    else
         snprintf(out->why, sizeof out->why,
-                 "K %s, V %s (%s): nothing%s fits %lld tokens into %s, this is the smallest, %.1f of %.0f MiB", c->type_k,
-                 c->type_v, source, allow_2bit ? "" : " of 3 bits or more", (long long)out->n_ctx, of, mib, budget);
+                 "K %s, V %s (%s): the best that fits %lld tokens into %s, %.1f of %.0f MiB", c->type_k,
+                 c->type_v, source, (long long)out->n_ctx, of, mib, budget);
+    else
+        snprintf(
+            out->why, sizeof out->why,
+            "K %s, V %s (%s): nothing%s fits %lld tokens into %s, this is the smallest, %.1f of %.0f MiB",
+            c->type_k, c->type_v, source, allow_2bit ? "" : " of 3 bits or more", (long long)out->n_ctx, of,
+            mib, budget);
 }
 
 int ath_make_choices(ath_choices *out, const ath_args *args, const ath_engine *engine, const char *type_k,
@@ -225,8 +233,9 @@ int ath_auto_cache(const ath_args *args, const ath_engine *engine, ath_session_p
                                 params->n_seqs, 0);
     if (code >= 0) return code;
     if (choices.chosen < 0)
-        return ath_tool_fail("auto finds no cache type for this model%s",
-                             ATH_ARG_ON(args, KV_ALLOW_2BIT) ? "" : " of 3 bits or more: --kv-allow-2bit allows less");
+        return ath_tool_fail(
+            "auto finds no cache type for this model%s",
+            ATH_ARG_ON(args, KV_ALLOW_2BIT) ? "" : " of 3 bits or more: --kv-allow-2bit allows less");
     params->type_k = choices.choice[choices.chosen].type_k;
     params->type_v = choices.choice[choices.chosen].type_v;
     ath_tool_log(choices.chosen_fits ? ATH_LOG_INFO : ATH_LOG_WARN, "auto cache: %s", choices.why);

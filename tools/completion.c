@@ -40,7 +40,6 @@ typedef struct completion {
     ath_report report;
 } completion;
 
-
 static int out_of_memory(void) {
     return ath_tool_fail("out of memory");
 }

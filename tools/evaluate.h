@@ -7,8 +7,8 @@
 /* Logits [n_vocab] of row i of the tokens. */
 typedef void (*ath_row_fn)(void *user, size_t i, const float *logits);
 
-/* Appends n tokens to sequence 0 in passes that end at multiples of `rows` of the position, and hands over the
- * logits of rows first, first + 1 ... in order (first >= n: none). */
+/* Appends n tokens to sequence 0 in passes that end at multiples of `rows` of the position, and hands over
+ * the logits of rows first, first + 1 ... in order (first >= n: none). */
 ath_status ath_tool_evaluate(ath_session *session, const ath_token *tokens, size_t n, size_t rows,
                              size_t first, ath_row_fn on_row, void *user, ath_error *err);
 

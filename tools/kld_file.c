@@ -1,4 +1,5 @@
-/* The file of log-probabilities; the layout is the one that llama.cpp's perplexity program reads and writes. */
+/* The file of log-probabilities; the layout is the one that llama.cpp's perplexity program reads and writes.
+ */
 #include "kld_file.h"
 
 #include <errno.h>
@@ -27,8 +28,7 @@ void ath_kld_encode_row(const float *logits, size_t n_vocab, uint16_t *row) {
         if (logits[i] < min) min = logits[i];
     }
     if (min < max - depth) min = max - depth;
-    float head[2] = {(max - min) / 65535.0f,
-                     (float)((double)min - ath_log_sum_exp(logits, n_vocab, NULL))};
+    float head[2] = {(max - min) / 65535.0f, (float)((double)min - ath_log_sum_exp(logits, n_vocab, NULL))};
     memset(row, 0, ath_kld_row_words((int32_t)n_vocab) * sizeof *row);
     memcpy(row, head, sizeof head);
     if (head[0] <= 0) return;
@@ -63,11 +63,13 @@ int ath_kld_read_header(FILE *file, const char *path, ath_kld_header *h) {
     char start[sizeof magic];
     int32_t sizes[3];
     if (fread(start, 1, sizeof start, file) != sizeof start || memcmp(start, magic, sizeof magic) != 0)
-        return ath_tool_fail("%s is no file of log-probabilities: --kl-divergence-base alone writes one", path);
+        return ath_tool_fail("%s is no file of log-probabilities: --kl-divergence-base alone writes one",
+                             path);
     if (fread(sizes, sizeof *sizes, 3, file) != 3) return ath_tool_fail("%s ends within its header", path);
     *h = (ath_kld_header){sizes[0], sizes[1], sizes[2], NULL};
-    bool sane = h->n_ctx >= 4 && h->n_ctx <= MOST && h->n_vocab >= 1 && h->n_vocab <= MOST && h->n_chunks >= 1 &&
-                h->n_chunks <= MOST && (int64_t)h->n_chunks * h->n_ctx <= (int64_t)1 << 36;
+    bool sane = h->n_ctx >= 4 && h->n_ctx <= MOST && h->n_vocab >= 1 && h->n_vocab <= MOST &&
+                h->n_chunks >= 1 && h->n_chunks <= MOST &&
+                (int64_t)h->n_chunks * h->n_ctx <= (int64_t)1 << 36;
     if (!sane)
         return ath_tool_fail("%s: %d windows of %d tokens over a vocabulary of %d make no sense", path,
                              h->n_chunks, h->n_ctx, h->n_vocab);
@@ -79,9 +81,11 @@ int ath_kld_read_header(FILE *file, const char *path, ath_kld_header *h) {
     size_t n = (size_t)h->n_chunks * (size_t)h->n_ctx;
     h->tokens = malloc(n * sizeof *h->tokens);
     if (!h->tokens) return ath_tool_fail("out of memory");
-    if (fread(h->tokens, sizeof *h->tokens, n, file) != n) return ath_tool_fail("%s ends within its tokens", path);
+    if (fread(h->tokens, sizeof *h->tokens, n, file) != n)
+        return ath_tool_fail("%s ends within its tokens", path);
     for (size_t i = 0; i < n; i++)
         if (h->tokens[i] < 0 || h->tokens[i] >= h->n_vocab)
-            return ath_tool_fail("%s: token id %d is not in its vocabulary of %d", path, h->tokens[i], h->n_vocab);
+            return ath_tool_fail("%s: token id %d is not in its vocabulary of %d", path, h->tokens[i],
+                                 h->n_vocab);
     return -1;
 }

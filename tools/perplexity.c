@@ -1,5 +1,5 @@
-/* llama-perplexity: how well a model, with its cache as it is stored, predicts a text. Windows of the text run
- * one after another, each from an empty cache; the second half of each is scored. */
+/* llama-perplexity: how well a model, with its cache as it is stored, predicts a text. Windows of the text
+ * run one after another, each from an empty cache; the second half of each is scored. */
 #include "perplexity.h"
 
 #include <errno.h>
@@ -25,7 +25,8 @@ int ath_perplexity_open_session(perplexity *p, int64_t n_ctx) {
     sp.entry_every = 0;
     if (code < 0) code = ath_auto_cache(p->args, p->engine, &sp);
     if (code >= 0) return code;
-    if (ath_session_open(&p->session, p->engine, &sp, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
+    if (ath_session_open(&p->session, p->engine, &sp, &err) != ATH_OK)
+        return ath_tool_fail("%s", err.message);
     ath_session_stats s;
     ath_session_get_stats(p->session, &s);
     ath_tool_log(ATH_LOG_INFO, "cache      K %s, V %s; %.1f bytes per token (f16: %.1f)", s.type_k, s.type_v,
@@ -41,7 +42,7 @@ int ath_perplexity_open_session(perplexity *p, int64_t n_ctx) {
 
 typedef struct windows {
     perplexity *p;
-    ath_token *tokens, *window; /* the text; [n_ctx] the present window */
+    ath_token *tokens, *window;              /* the text; [n_ctx] the present window */
     size_t n_tokens, n_windows, step, first; /* rows first .. n_ctx - 2 of a window are scored */
     size_t at, done;                         /* present window; windows that are finished */
     uint16_t *row;                           /* of the base file, where one is written */
@@ -82,8 +83,8 @@ static int run_windows(windows *w) {
         memcpy(w->window, w->tokens + w->at, p->n_ctx * sizeof *w->window);
         if (p->adds_bos) w->window[0] = ath_token_bos(p->engine);
         ath_session_clear(p->session, 0);
-        ath_status status = ath_tool_evaluate(p->session, w->window, p->n_ctx - 1, p->n_ubatch, w->first,
-                                              score_row, w, &err);
+        ath_status status =
+            ath_tool_evaluate(p->session, w->window, p->n_ctx - 1, p->n_ubatch, w->first, score_row, w, &err);
         if (status != ATH_OK) return ath_tool_fail("%s", err.message);
         w->done++;
         print_window(w);
@@ -104,17 +105,19 @@ static int plan_windows(windows *w, int64_t stride) {
         w->step = (size_t)stride;
         w->first = p->n_ctx - (size_t)stride - 1;
         if (w->n_tokens <= p->n_ctx)
-            return ath_tool_fail("the text has %zu tokens, and windows of %zu need more: give a longer one, or a "
-                                 "smaller -c",
-                                 w->n_tokens, p->n_ctx);
+            return ath_tool_fail(
+                "the text has %zu tokens, and windows of %zu need more: give a longer one, or a "
+                "smaller -c",
+                w->n_tokens, p->n_ctx);
         w->n_windows = (w->n_tokens - p->n_ctx + w->step - 1) / w->step;
     } else {
         w->step = p->n_ctx;
         w->first = p->n_ctx / 2;
         if (w->n_tokens < 2 * p->n_ctx)
-            return ath_tool_fail("the text has %zu tokens, and at least %zu are needed for windows of %zu: give a "
-                                 "longer one, or a smaller -c",
-                                 w->n_tokens, 2 * p->n_ctx, p->n_ctx);
+            return ath_tool_fail(
+                "the text has %zu tokens, and at least %zu are needed for windows of %zu: give a "
+                "longer one, or a smaller -c",
+                w->n_tokens, 2 * p->n_ctx, p->n_ctx);
         w->n_windows = w->n_tokens / p->n_ctx;
     }
     int64_t wanted = ATH_ARG_INT(p->args, CHUNKS);
@@ -126,12 +129,13 @@ static int open_base(windows *w) {
     perplexity *p = w->p;
     const char *path = ATH_ARG_TEXT(p->args, KLD_BASE);
     if (!path) return -1;
-    if (w->step != p->n_ctx) return ath_tool_fail("--kl-divergence-base and --ppl-stride at once: give one of them");
+    if (w->step != p->n_ctx)
+        return ath_tool_fail("--kl-divergence-base and --ppl-stride at once: give one of them");
     w->row = malloc(ath_kld_row_words((int32_t)p->n_vocab) * sizeof *w->row);
     if (!w->row) return ath_tool_fail("out of memory");
     if (ath_outfile_open(&w->base, path)) return 1;
-    ath_kld_write_header(w->base.file,
-                         &(ath_kld_header){(int32_t)p->n_ctx, (int32_t)p->n_vocab, (int32_t)w->n_windows, w->tokens});
+    ath_kld_write_header(w->base.file, &(ath_kld_header){(int32_t)p->n_ctx, (int32_t)p->n_vocab,
+                                                         (int32_t)w->n_windows, w->tokens});
     return -1;
 }
 
@@ -151,7 +155,8 @@ static int open_windows(windows *w) {
     if (code >= 0) return code;
     p->n_ctx = (size_t)ath_session_n_ctx(p->session);
     if ((size_t)stride >= p->n_ctx)
-        return ath_tool_fail("--ppl-stride %lld must be smaller than the context of %zu", (long long)stride, p->n_ctx);
+        return ath_tool_fail("--ppl-stride %lld must be smaller than the context of %zu", (long long)stride,
+                             p->n_ctx);
     code = plan_windows(w, stride);
     if (code >= 0) return code;
     w->window = malloc(p->n_ctx * sizeof *w->window);
@@ -161,8 +166,7 @@ static int open_windows(windows *w) {
 static int finish_windows(windows *w) {
     perplexity *p = w->p;
     double ppl = exp(ath_mean_of(&w->nll));
-    if (w->done)
-        printf("Final estimate: PPL = %.4f +/- %.5f\n", ppl, ath_error_of(&w->nll) * ppl);
+    if (w->done) printf("Final estimate: PPL = %.4f +/- %.5f\n", ppl, ath_error_of(&w->nll) * ppl);
     if (p->json) {
         cJSON_AddStringToObject(p->json, "mode", w->step == p->n_ctx ? "perplexity" : "strided perplexity");
         cJSON_AddNumberToObject(p->json, "n_ctx", (double)p->n_ctx);
@@ -179,8 +183,8 @@ static int run_perplexity(perplexity *p) {
     windows w = {.p = p};
     int code = open_windows(&w);
     if (code < 0) {
-        ath_tool_log(ATH_LOG_INFO, "perplexity: %zu windows of %zu tokens, %zu scored in each", w.n_windows, p->n_ctx,
-                     p->n_ctx - 1 - w.first);
+        ath_tool_log(ATH_LOG_INFO, "perplexity: %zu windows of %zu tokens, %zu scored in each", w.n_windows,
+                     p->n_ctx, p->n_ctx - 1 - w.first);
         code = run_windows(&w);
     }
     if (code < 0) code = finish_windows(&w);
@@ -206,7 +210,8 @@ static int open_all(perplexity *p) {
     ath_engine_params ep;
     ath_error err;
     int64_t type = ATH_ARG_INT(p->args, PPL_OUTPUT);
-    if (type != 0 && type != 1) return ath_tool_fail("--ppl-output-type expects 0 or 1, but got %lld", (long long)type);
+    if (type != 0 && type != 1)
+        return ath_tool_fail("--ppl-output-type expects 0 or 1, but got %lld", (long long)type);
     int code = ath_tool_engine_params(p->args, &ep);
     if (code < 0 && path) code = ath_outfile_open(&p->json_file, path) ? 1 : -1;
     if (code >= 0) return code;

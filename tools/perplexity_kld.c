@@ -18,7 +18,7 @@ typedef struct divergence {
     float *kld, *p_diff; /* of every scored position */
     size_t n, done;      /* positions; windows */
     size_t n_same;
-    bool cut; /* the file ended early */
+    bool cut;                                     /* the file ended early */
     ath_moments nll, nll_base, both, kl, dp, dp2; /* both: nll * nll_base, for their covariance */
     ath_progress progress;
 } divergence;
@@ -34,7 +34,8 @@ static estimate mean_of(const ath_moments *m) {
 
 static double covariance(const divergence *d) {
     if (d->nll.n < 2) return 0;
-    return (ath_mean_of(&d->both) - ath_mean_of(&d->nll) * ath_mean_of(&d->nll_base)) / (double)(d->nll.n - 1);
+    return (ath_mean_of(&d->both) - ath_mean_of(&d->nll) * ath_mean_of(&d->nll_base)) /
+           (double)(d->nll.n - 1);
 }
 
 static estimate log_ratio(const divergence *d) {
@@ -85,7 +86,8 @@ static void score_row(void *user, size_t i, const float *logits) {
 static void print_window(const divergence *d) {
     estimate ppl = exp_of(mean_of(&d->nll)), ratio = log_ratio(d), kl = mean_of(&d->kl), rms = rms_p_diff(d),
              top = same_top(d);
-    printf("%4zu    %9.4f ± %9.4f    %10.5f ± %10.5f    %10.5f ± %10.5f    %6.3f ± %6.3f %%    %6.3f ± %6.3f %%\n",
+    printf("%4zu    %9.4f ± %9.4f    %10.5f ± %10.5f    %10.5f ± %10.5f    %6.3f ± %6.3f %%    %6.3f ± %6.3f "
+           "%%\n",
            d->done, ppl.value, ppl.error, ratio.value, ratio.error, kl.value, kl.error, 100 * rms.value,
            100 * rms.error, 100 * top.value, 100 * top.error);
     fflush(stdout);
@@ -96,13 +98,15 @@ static int run_windows(divergence *d, size_t n_windows) {
     size_t n_ctx = (size_t)d->header.n_ctx;
     ath_error err;
     ath_progress_start(&d->progress, "KL divergence", (double)n_windows, true);
-    puts("\nchunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp RMS"
+    puts("\nchunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp "
+         "RMS"
          "            Same top p");
     while (d->done < n_windows && !ath_tool_interrupted) {
         memcpy(d->window, d->header.tokens + d->done * n_ctx, n_ctx * sizeof *d->window);
         if (p->adds_bos) d->window[0] = ath_token_bos(p->engine);
         ath_session_clear(p->session, 0);
-        if (ath_tool_evaluate(p->session, d->window, n_ctx - 1, p->n_ubatch, n_ctx / 2, score_row, d, &err) != ATH_OK)
+        if (ath_tool_evaluate(p->session, d->window, n_ctx - 1, p->n_ubatch, n_ctx / 2, score_row, d, &err) !=
+            ATH_OK)
             return ath_tool_fail("%s", err.message);
         if (d->cut) return ath_tool_fail("%s ends within window %zu", d->path, d->done + 1);
         d->done++;
@@ -121,8 +125,10 @@ static void add(cJSON *json, const char *name, estimate e, const char *error_nam
 }
 
 static void print_perplexity(const divergence *d, cJSON *json) {
-    estimate ppl = exp_of(mean_of(&d->nll)), base = exp_of(mean_of(&d->nll_base)), ln = log_ratio(d), ratio = exp_of(ln);
-    double cov = covariance(d), variances = ath_variance_of_mean(&d->nll) * ath_variance_of_mean(&d->nll_base);
+    estimate ppl = exp_of(mean_of(&d->nll)), base = exp_of(mean_of(&d->nll_base)), ln = log_ratio(d),
+             ratio = exp_of(ln);
+    double cov = covariance(d),
+           variances = ath_variance_of_mean(&d->nll) * ath_variance_of_mean(&d->nll_base);
     double correlation = variances > 0 ? cov / sqrt(variances) : 1;
     double spread = ppl.error * ppl.error + base.error * base.error - 2 * ppl.value * base.value * cov;
     printf("\n====== Perplexity statistics ======\n");
@@ -142,10 +148,12 @@ static const struct {
     double q;
     const char *kld_label, *p_label; /* NULL: the block has no such line */
 } percentiles[] = {
-    {1.0, "Maximum KLD: ", "Maximum Δp: "}, {0.999, "99.9%   KLD: ", "99.9%   Δp: "}, {0.99, "99.0%   KLD: ", "99.0%   Δp: "},
-    {0.95, "95.0%   KLD: ", "95.0%   Δp: "}, {0.90, "90.0%   KLD: ", "90.0%   Δp: "}, {0.75, NULL, "75.0%   Δp: "},
-    {0.50, "Median  KLD: ", "Median  Δp: "}, {0.25, NULL, "25.0%   Δp: "}, {0.10, "10.0%   KLD: ", "10.0%   Δp: "},
-    {0.05, " 5.0%   KLD: ", " 5.0%   Δp: "}, {0.01, " 1.0%   KLD: ", " 1.0%   Δp: "}, {0.001, " 0.1%   KLD: ", " 0.1%   Δp: "},
+    {1.0, "Maximum KLD: ", "Maximum Δp: "},  {0.999, "99.9%   KLD: ", "99.9%   Δp: "},
+    {0.99, "99.0%   KLD: ", "99.0%   Δp: "}, {0.95, "95.0%   KLD: ", "95.0%   Δp: "},
+    {0.90, "90.0%   KLD: ", "90.0%   Δp: "}, {0.75, NULL, "75.0%   Δp: "},
+    {0.50, "Median  KLD: ", "Median  Δp: "}, {0.25, NULL, "25.0%   Δp: "},
+    {0.10, "10.0%   KLD: ", "10.0%   Δp: "}, {0.05, " 5.0%   KLD: ", " 5.0%   Δp: "},
+    {0.01, " 1.0%   KLD: ", " 1.0%   Δp: "}, {0.001, " 0.1%   KLD: ", " 0.1%   Δp: "},
     {0.0, "Minimum KLD: ", "Minimum Δp: "},
 };
 enum { N_PERCENTILES = sizeof percentiles / sizeof percentiles[0] };
@@ -170,7 +178,8 @@ static void print_probabilities(divergence *d, cJSON *json) {
     printf("\n====== Token probability statistics ======\n");
     printf("Mean    Δp: %6.3f ± %5.3f %%\n", 100 * dp.value, 100 * dp.error);
     for (int i = 0; i < N_PERCENTILES; i++)
-        printf("%s%6.3f%%\n", percentiles[i].p_label, 100 * ath_percentile(d->p_diff, d->n, percentiles[i].q));
+        printf("%s%6.3f%%\n", percentiles[i].p_label,
+               100 * ath_percentile(d->p_diff, d->n, percentiles[i].q));
     printf("RMS Δp    : %6.3f ± %5.3f %%\n", 100 * rms.value, 100 * rms.error);
     printf("Same top p: %6.3f ± %5.3f %%\n", 100 * top.value, 100 * top.error);
     add(json, "p_diff_mean", dp, "p_diff_mean_err");
@@ -199,7 +208,8 @@ static int finish(divergence *d, size_t n_windows) {
 static int open_all(divergence *d) {
     perplexity *p = d->p;
     d->path = ATH_ARG_TEXT(p->args, KLD_BASE);
-    if (!d->path) return ath_tool_fail("--kl-divergence needs the file of the base run: --kl-divergence-base FILE");
+    if (!d->path)
+        return ath_tool_fail("--kl-divergence needs the file of the base run: --kl-divergence-base FILE");
     d->file = fopen(d->path, "rb");
     if (!d->file) return ath_tool_fail("%s: %s", d->path, strerror(errno));
     int code = ath_kld_read_header(d->file, d->path, &d->header);

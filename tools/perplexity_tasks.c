@@ -1,6 +1,6 @@
-/* llama-perplexity --hellaswag, --winogrande, --multiple-choice: which of several texts does the model find likeliest?
- * The texts of a task share their beginning, which is evaluated once. The files are those of the public data sets as
- * people keep them for llama.cpp; docs/quality.md says what each looks like. */
+/* llama-perplexity --hellaswag, --winogrande, --multiple-choice: which of several texts does the model find
+ * likeliest? The texts of a task share their beginning, which is evaluated once. The files are those of the
+ * public data sets as people keep them for llama.cpp; docs/quality.md says what each looks like. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 enum { MAX_ANSWERS = 16, MIN_TRAILING = 3 };
 
 typedef struct task {
-    char *text[MAX_ANSWERS];  /* malloc'd */
+    char *text[MAX_ANSWERS];        /* malloc'd */
     size_t choice_end[MAX_ANSWERS]; /* Winogrande: bytes of the text up to the end of the choice; else 0 */
     int n, right;
 } task;
@@ -85,7 +85,8 @@ static int parse_hellaswag(task_set *set, char *text, size_t text_size) {
         if (!t) return no_memory();
         t->right = line[0] - '0';
         for (t->n = 0; t->n < 4; t->n++) {
-            if (!next_line(&text, &line, &size)) return ath_tool_fail("HellaSwag task %zu is cut short", set->n);
+            if (!next_line(&text, &line, &size))
+                return ath_tool_fail("HellaSwag task %zu is cut short", set->n);
             t->text[t->n] = join(start, start_size, " ", 1, line, size);
             if (!t->text[t->n]) return no_memory();
         }
@@ -129,13 +130,15 @@ static int parse_winogrande(task_set *set, char *text, size_t text_size) {
         bool ok = gap && sizes[4] == 1 && (field[4][0] == '1' || field[4][0] == '2');
         if (!ok && !size) continue;
         if (!ok)
-            return ath_tool_fail("Winogrande: line %zu is not NUMBER,SENTENCE WITH _,CHOICE,CHOICE,1 OR 2", set->n + 1);
+            return ath_tool_fail("Winogrande: line %zu is not NUMBER,SENTENCE WITH _,CHOICE,CHOICE,1 OR 2",
+                                 set->n + 1);
         task *t = new_task(set);
         if (!t) return no_memory();
         t->right = field[4][0] - '1';
         size_t before = (size_t)(gap - field[1]);
         for (t->n = 0; t->n < 2; t->n++) {
-            t->text[t->n] = join(field[1], before, field[2 + t->n], sizes[2 + t->n], gap + 1, sizes[1] - before - 1);
+            t->text[t->n] =
+                join(field[1], before, field[2 + t->n], sizes[2 + t->n], gap + 1, sizes[1] - before - 1);
             t->choice_end[t->n] = before + sizes[2 + t->n];
             if (!t->text[t->n]) return no_memory();
         }
@@ -168,7 +171,8 @@ static bool take_string(bytes *b, const char **text, size_t *size) {
 static int take_answers(bytes *b, task *t, const char *question, size_t question_size) {
     uint32_t n;
     if (!take(b, &n, sizeof n)) return ath_tool_fail("the file of tasks is cut short");
-    if (t && (n < 2 || n > MAX_ANSWERS)) return ath_tool_fail("a task with %u answers: 2 to %d can be", n, MAX_ANSWERS);
+    if (t && (n < 2 || n > MAX_ANSWERS))
+        return ath_tool_fail("a task with %u answers: 2 to %d can be", n, MAX_ANSWERS);
     for (uint32_t i = 0; i < n; i++) {
         const char *text;
         size_t size;
@@ -186,8 +190,8 @@ static int take_answers(bytes *b, task *t, const char *question, size_t question
     return !t || t->right >= 0 ? -1 : ath_tool_fail("a task without a right answer");
 }
 
-/* u32 n, u32 offset of each task, tasks one after another: question, answers with one right, answers with several
- * (which are not used). Strings have a u32 for their size. */
+/* u32 n, u32 offset of each task, tasks one after another: question, answers with one right, answers with
+ * several (which are not used). Strings have a u32 for their size. */
 static int parse_multiple_choice(task_set *set, char *text, size_t text_size) {
     bytes b = {text, text_size};
     uint32_t n;
@@ -229,7 +233,8 @@ static void add_row(void *user, size_t i, const float *logits) {
         set->sum += (double)logits[set->scored[i + 1]] - ath_log_sum_exp(logits, set->p->n_vocab, NULL);
 }
 
-/* Mean log-probability of the tokens [from, end) of text i, whose first `common` are the cache's already or shared. */
+/* Mean log-probability of the tokens [from, end) of text i, whose first `common` are the cache's already or
+ * shared. */
 static int score_text(task_set *set, int i, size_t from, size_t end, double *score) {
     perplexity *p = set->p;
     ath_error err;
@@ -237,14 +242,15 @@ static int score_text(task_set *set, int i, size_t from, size_t end, double *sco
     set->scored = set->tokens[i];
     set->last = end - 1;
     ath_session_clear(p->session, 0);
-    if (ath_tool_evaluate(p->session, set->tokens[i], end - 1, p->n_ubatch, from - 1, add_row, set, &err) != ATH_OK)
+    if (ath_tool_evaluate(p->session, set->tokens[i], end - 1, p->n_ubatch, from - 1, add_row, set, &err) !=
+        ATH_OK)
         return ath_tool_fail("%s", err.message);
     *score = set->sum / (double)(end - from);
     return -1;
 }
 
-/* Where scoring starts and ends in each text. Winogrande scores what follows the choice, without the last token, if
- * enough follows; the others all that is not common. */
+/* Where scoring starts and ends in each text. Winogrande scores what follows the choice, without the last
+ * token, if enough follows; the others all that is not common. */
 static int scored_range(const task_set *set, const task *t, size_t from[], size_t end[]) {
     size_t common = common_tokens(set, t->n);
     bool skip_choice = set->winogrande;
@@ -320,7 +326,8 @@ static int run_tasks(task_set *set) {
         double n = (double)++done, share = (double)set->n_right / n, z = 1.96;
         double middle = (share + z * z / (2 * n)) / (1 + z * z / n); /* Wilson */
         double half = z / (1 + z * z / n) * sqrt(share * (1 - share) / n + z * z / (4 * n * n));
-        printf("%zu\t%.8f%%\t[%.4f%%, %.4f%%]\n", done, 100 * share, 100 * (middle - half), 100 * (middle + half));
+        printf("%zu\t%.8f%%\t[%.4f%%, %.4f%%]\n", done, 100 * share, 100 * (middle - half),
+               100 * (middle + half));
         fflush(stdout);
         ath_progress_show(&set->progress, n);
     }
@@ -328,8 +335,8 @@ static int run_tasks(task_set *set) {
     double n = (double)done, share = done ? (double)set->n_right / n : 0;
     double error = done > 1 ? sqrt(share * (1 - share) / (n - 1)) : 0;
     if (done)
-        printf("Final %s score(%zu tasks): %.4f +/- %.4f; random chance: %.4f\n", set->name, done, 100 * share,
-               100 * error, 100 * set->chance / n);
+        printf("Final %s score(%zu tasks): %.4f +/- %.4f; random chance: %.4f\n", set->name, done,
+               100 * share, 100 * error, 100 * set->chance / n);
     if (p->json) {
         cJSON_AddStringToObject(p->json, "mode", set->name);
         cJSON_AddNumberToObject(p->json, "tasks", n);

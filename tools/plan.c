@@ -1,34 +1,37 @@
-/* athanor plan: which cache type takes how much memory at a context, what it costs in quality, how far it goes, and what
- * auto would take. */
+/* athanor plan: which cache type takes how much memory at a context, what it costs in quality, how far it
+ * goes, and what auto would take. */
 #include "auto_cache.h"
 #include "json.h"
 
 static const ath_program program = {ATH_PROGRAM_P, "-m MODEL [-c N] [--kv-budget MIB] [flags]",
-                                    "Which cache type fits which context, and what it costs in quality.", false};
+                                    "Which cache type fits which context, and what it costs in quality.",
+                                    false};
 
 static double mib(uint64_t bytes) {
     return (double)bytes / 1048576;
 }
 
 static void print_table(const ath_choices *c) {
-    printf("context %lld tokens, %s %.0f MiB\n\n", (long long)c->n_ctx, c->budget_given ? "budget" : "free memory",
-           mib(c->budget));
-    printf("  %-12s %-12s %6s %12s %10s  %-26s %s\n", "K", "V", "bits", "bytes/token", "MiB", "quality (mean KLD)",
-           "largest context");
+    printf("context %lld tokens, %s %.0f MiB\n\n", (long long)c->n_ctx,
+           c->budget_given ? "budget" : "free memory", mib(c->budget));
+    printf("  %-12s %-12s %6s %12s %10s  %-26s %s\n", "K", "V", "bits", "bytes/token", "MiB",
+           "quality (mean KLD)", "largest context");
     for (int i = 0; i < c->n; i++) {
         const ath_choice *x = &c->choice[i];
         if (!x->fits_heads) {
-            printf("  %-12s %-12s %6s the model's head size can't be stored in it\n", x->type_k, x->type_v, "-");
+            printf("  %-12s %-12s %6s the model's head size can't be stored in it\n", x->type_k, x->type_v,
+                   "-");
             continue;
         }
         char quality[64], largest[32];
         int at = snprintf(quality, sizeof quality, "%s", ath_class_name(x->class));
         if (x->kld > 0)
-            snprintf(quality + at, sizeof quality - (size_t)at, " (%s%.2g)", x->measured ? "measured " : "about ",
-                     x->kld);
-        snprintf(largest, sizeof largest, "%s%lld", x->largest >= (int64_t)1 << 32 ? ">= " : "", (long long)x->largest);
-        printf("%c %-12s %-12s %6.2f %12.1f %10.1f  %-26s %s\n", i == c->chosen ? '*' : ' ', x->type_k, x->type_v,
-               x->bits, x->bytes_per_token, mib(x->bytes), quality, largest);
+            snprintf(quality + at, sizeof quality - (size_t)at, " (%s%.2g)",
+                     x->measured ? "measured " : "about ", x->kld);
+        snprintf(largest, sizeof largest, "%s%lld", x->largest >= (int64_t)1 << 32 ? ">= " : "",
+                 (long long)x->largest);
+        printf("%c %-12s %-12s %6.2f %12.1f %10.1f  %-26s %s\n", i == c->chosen ? '*' : ' ', x->type_k,
+               x->type_v, x->bits, x->bytes_per_token, mib(x->bytes), quality, largest);
     }
     printf("\n* auto: %s\n", c->chosen >= 0 ? c->why : "nothing that is allowed can hold this model's heads");
 }
@@ -66,7 +69,8 @@ static int plan(const ath_args *args, ath_engine **engine) {
     ath_error err;
     ath_cache_plan probe;
     int64_t n_ctx = ATH_ARG_INT(args, CTX_SIZE);
-    if (n_ctx < 0 || n_ctx > (int64_t)1 << 32) return ath_tool_fail("-c %lld is out of range", (long long)n_ctx);
+    if (n_ctx < 0 || n_ctx > (int64_t)1 << 32)
+        return ath_tool_fail("-c %lld is out of range", (long long)n_ctx);
     if (ath_engine_open(engine, &ep, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
     if (ath_engine_plan_cache(*engine, "f16", "f16", 256, &probe, &err) != ATH_OK)
         return ath_tool_fail("%s", err.message);

@@ -1,5 +1,6 @@
-/* athanor quality: what cache types do to this model's output. The f16 cache and every candidate run side by side over the
- * same weights and text, pass by pass, so that nothing has to be written down between two runs. */
+/* athanor quality: what cache types do to this model's output. The f16 cache and every candidate run side by
+ * side over the same weights and text, pass by pass, so that nothing has to be written down between two runs.
+ */
 #include "quality.h"
 
 #include <stdlib.h>
@@ -73,9 +74,10 @@ static int read_tokens(quality *q) {
     int64_t wanted = ATH_ARG_INT(q->args, CHUNKS);
     if (wanted >= 0 && (size_t)wanted < q->n_windows) q->n_windows = (size_t)wanted;
     if (!q->n_windows)
-        return ath_tool_fail("the text has %zu tokens, and a window takes %zu: give a longer one with -f, or a smaller "
-                             "-c, or more --chunks",
-                             q->n_tokens, q->n_ctx);
+        return ath_tool_fail(
+            "the text has %zu tokens, and a window takes %zu: give a longer one with -f, or a smaller "
+            "-c, or more --chunks",
+            q->n_tokens, q->n_ctx);
     return -1;
 }
 
@@ -151,7 +153,8 @@ static int open_all(quality *q) {
 /* ---- the run */
 
 static double total_work(const quality *q) {
-    double windows = (double)(q->n_windows * q->n_ctx), needles = (double)(q->n_needle_head + 30 * (size_t)q->n_needles);
+    double windows = (double)(q->n_windows * q->n_ctx),
+           needles = (double)(q->n_needle_head + 30 * (size_t)q->n_needles);
     double greedy = (double)(QUALITY_DECODE_COST * q->n_greedy + (q->n_greedy ? q->n_prompt : 0));
     return (1 + q->n_types) * (windows + needles + greedy);
 }
@@ -177,7 +180,8 @@ static int write_json(quality *q, const quality_result *results) {
         return 1;
     }
     ath_outfile out;
-    if (path && ath_outfile_open(&out, path) == 0) return ath_json_print(json, out.file) || ath_outfile_commit(&out);
+    if (path && ath_outfile_open(&out, path) == 0)
+        return ath_json_print(json, out.file) || ath_outfile_commit(&out);
     cJSON_Delete(json);
     return path != NULL;
 }

@@ -54,7 +54,8 @@ static void put_axes(FILE *file, const quality *q, scale s) {
     char label[64];
     for (int d = (int)s.low; d <= (int)s.high; d++) {
         double y = y_of(s, d);
-        fprintf(file, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", LEFT, WIDTH - RIGHT, y, y);
+        fprintf(file, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", LEFT,
+                WIDTH - RIGHT, y, y);
         snprintf(label, sizeof label, "%g", pow(10, d));
         put_text(file, LEFT - 8, y + 4, "end", label);
     }
@@ -75,7 +76,8 @@ static void put_type(FILE *file, const quality *q, int i, scale s) {
     fprintf(file, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s points=\"", colour, dash);
     for (int b = 0; b < BINS; b++)
         if (mean[b] == mean[b]) fprintf(file, "%.1f,%.1f ", x_of(b + 0.5), y_of(s, log10(mean[b])));
-    fprintf(file, "\"/>\n<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" stroke-width=\"2\"%s/>\n",
+    fprintf(file,
+            "\"/>\n<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" stroke-width=\"2\"%s/>\n",
             WIDTH - RIGHT + 16, WIDTH - RIGHT + 40, y_label - 4, y_label - 4, colour, dash);
     put_text(file, WIDTH - RIGHT + 46, y_label, "start", q->type[i].name);
 }

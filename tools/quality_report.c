@@ -32,8 +32,8 @@ static double growth_of(const quality *q, const quality_result *r) {
 
 static double repetition_of(const quality_type *t);
 
-static bool within(const limits *l, const quality *q, const quality_type *t, const quality_result *r, char *reasons,
-                   size_t cap) {
+static bool within(const limits *l, const quality *q, const quality_type *t, const quality_result *r,
+                   char *reasons, size_t cap) {
     reasons[0] = 0;
     if (!(r->kld_mean <= l->kld)) add_reason(reasons, cap, "mean KLD");
     if (!(r->top1 >= l->top1)) add_reason(reasons, cap, "another likeliest token too often");
@@ -139,12 +139,13 @@ bool quality_summarize(const quality *q, const quality_type *t, quality_result *
 /* ---- text */
 
 static void print_distribution(const quality *q, const quality_result *r) {
-    printf("%-22s %5s %10s  %-20s %9s  %-18s %7s  %-17s\n", "cache", "bits", "bytes/tok", "mean KLD", "median",
-           "99th percentile", "top-1", "PPL ratio");
+    printf("%-22s %5s %10s  %-20s %9s  %-18s %7s  %-17s\n", "cache", "bits", "bytes/tok", "mean KLD",
+           "median", "99th percentile", "top-1", "PPL ratio");
     for (int i = 0; i < q->n_types; i++)
-        printf("%-22s %5.2f %10.1f  %8.5f +/- %-7.5f %9.6f  %7.4f +/- %-6.4f %6.2f%%  %.4f +/- %.4f\n", q->type[i].name,
-               q->type[i].bits, q->type[i].bytes_per_token, r[i].kld_mean, r[i].kld_error.mean, r[i].kld_median,
-               r[i].kld_p99, r[i].kld_error.p99, 100 * r[i].top1, r[i].ppl_ratio, r[i].ppl_ratio_error);
+        printf("%-22s %5.2f %10.1f  %8.5f +/- %-7.5f %9.6f  %7.4f +/- %-6.4f %6.2f%%  %.4f +/- %.4f\n",
+               q->type[i].name, q->type[i].bits, q->type[i].bytes_per_token, r[i].kld_mean,
+               r[i].kld_error.mean, r[i].kld_median, r[i].kld_p99, r[i].kld_error.p99, 100 * r[i].top1,
+               r[i].ppl_ratio, r[i].ppl_ratio_error);
 }
 
 static void print_tests(const quality *q, const quality_result *r) {
@@ -154,7 +155,8 @@ static void print_tests(const quality *q, const quality_result *r) {
         const quality_type *t = i < 0 ? &q->f16 : &q->type[i];
         char quarters[64] = "", found[32] = "-", differs[32] = "-", repeats[16] = "-";
         for (int k = 0; k < QUALITY_QUARTERS && i >= 0; k++)
-            snprintf(quarters + strlen(quarters), sizeof quarters - strlen(quarters), " %8.5f", r[i].quarter[k]);
+            snprintf(quarters + strlen(quarters), sizeof quarters - strlen(quarters), " %8.5f",
+                     r[i].quarter[k]);
         if (t->needles_done) snprintf(found, sizeof found, "%d of %d", t->needles_found, q->n_needles);
         if (t->n_greedy && i >= 0 && r[i].first_difference >= 0)
             snprintf(differs, sizeof differs, "from token %lld", (long long)r[i].first_difference + 1);
@@ -189,7 +191,8 @@ static void print_errors(const quality *q) {
             char text[64] = "-";
             if (worst.value > 0)
                 snprintf(text, sizeof text, "%5.2f%%, %5.2f%% (layer %d, head %d)",
-                         100 * median_error(q, &q->type[i], side), 100 * worst.value, worst.layer, worst.head);
+                         100 * median_error(q, &q->type[i], side), 100 * worst.value, worst.layer,
+                         worst.head);
             printf(" %-36s", text);
         }
         putchar('\n');

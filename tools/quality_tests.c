@@ -21,7 +21,8 @@ static void score_row(void *user, size_t i, const float *logits) {
     const quality *q = p->q;
     size_t at = q->n_scored + i, window = at / (q->n_ctx - 1), position = at % (q->n_ctx - 1);
     ath_score s;
-    ath_score_row(logits, q->base + i * q->n_vocab, q->n_vocab, q->tokens[window * q->n_ctx + position + 1], &s);
+    ath_score_row(logits, q->base + i * q->n_vocab, q->n_vocab, q->tokens[window * q->n_ctx + position + 1],
+                  &s);
     p->t->kld[at] = s.kld > 0 ? (float)s.kld : 0; /* below is rounding */
     p->t->nll_ratio[at] = (float)(s.nll - s.nll_base);
     p->t->same_top[at] = s.same_top;
@@ -38,7 +39,8 @@ static int run_pass(quality *q, const ath_token *tokens, size_t n) {
     for (int i = -1; i < q->n_types && !ath_tool_interrupted; i++) {
         quality_type *t = i < 0 ? &q->f16 : &q->type[i];
         pass p = {q, t};
-        if (ath_tool_evaluate(t->session, tokens, n, q->rows, 0, i < 0 ? keep_base : score_row, &p, &err) != ATH_OK)
+        if (ath_tool_evaluate(t->session, tokens, n, q->rows, 0, i < 0 ? keep_base : score_row, &p, &err) !=
+            ATH_OK)
             return ath_tool_fail("%s: %s", t->name, err.message);
         worked(q, (double)n);
     }
@@ -65,7 +67,8 @@ int quality_run_windows(quality *q) {
 /* ---- needles: records that differ in two words and five digits */
 
 static const char *const colours[8] = {"red", "green", "white", "black", "yellow", "blue", "brown", "grey"};
-static const char *const places[8] = {"harbour", "station", "library", "mill", "garden", "kitchen", "tower", "bakery"};
+static const char *const places[8] = {"harbour", "station", "library", "mill",
+                                      "garden",  "kitchen", "tower",   "bakery"};
 enum { FILLER_TOKENS = 384 }; /* behind the records: none of them lies in an f16 page then */
 
 typedef struct needle {
@@ -93,7 +96,7 @@ static ath_token *more_tokens(const quality *q, const char *text, size_t *n) {
 }
 
 int quality_prepare_needles(quality *q) {
-    char *text = malloc((size_t)q->n_needles * sizeof ((needle *)0)->record + 64);
+    char *text = malloc((size_t)q->n_needles * sizeof((needle *)0)->record + 64);
     if (!text) return ath_tool_fail("out of memory");
     size_t at = (size_t)sprintf(text, "A list of boxes and their codes.\n");
     for (int i = 0; i < q->n_needles; i++) {
@@ -132,8 +135,8 @@ static void check_row(void *user, size_t i, const float *logits) {
 /* Back to the records, whatever the cache can keep of them. */
 static ath_status rewind_to_head(const quality *q, quality_type *t, ath_error *err) {
     size_t kept = (size_t)ath_session_truncate(t->session, 0, (int64_t)q->n_needle_head);
-    return ath_tool_evaluate(t->session, q->needle_head + kept, q->n_needle_head - kept, q->rows, SIZE_MAX, NULL, NULL,
-                             err);
+    return ath_tool_evaluate(t->session, q->needle_head + kept, q->n_needle_head - kept, q->rows, SIZE_MAX,
+                             NULL, NULL, err);
 }
 
 /* Asks for record i: found if every token of the answer is the likeliest one. */
@@ -155,7 +158,8 @@ static int ask(const quality *q, quality_type *t, int i, retrieval *r) {
         r->n_right = 0;
         size_t first = same ? same - 1 : 0;
         ath_status status = rewind_to_head(q, t, &err);
-        if (status == ATH_OK) status = ath_tool_evaluate(t->session, tokens, n, q->rows, first, check_row, r, &err);
+        if (status == ATH_OK)
+            status = ath_tool_evaluate(t->session, tokens, n, q->rows, first, check_row, r, &err);
         code = status == ATH_OK ? -1 : ath_tool_fail("%s", err.message);
         t->needles_found += code < 0 && r->n_right == n - 1 - first;
     }
@@ -184,7 +188,8 @@ int quality_run_needles(quality *q, quality_type *t) {
 static ath_token best_token(const quality *q, const float *logits) {
     ath_token best = -1;
     for (size_t i = 0; i < q->n_vocab; i++)
-        if ((best < 0 || logits[i] > logits[best]) && !ath_token_is_eog(q->engine, (ath_token)i)) best = (ath_token)i;
+        if ((best < 0 || logits[i] > logits[best]) && !ath_token_is_eog(q->engine, (ath_token)i))
+            best = (ath_token)i;
     return best < 0 ? 0 : best;
 }
 

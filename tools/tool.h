@@ -43,8 +43,8 @@ enum { ATH_EXIT_INTERRUPTED = 130 }; /* as a shell reports SIGINT */
 /* A whole file ("-": standard input), malloc'd, NUL behind it. NULL after an error line. */
 char *ath_tool_read_file(const char *path, size_t *size);
 
-/* The text of -p (escapes replaced if wanted), -f (one newline at the end dropped) or -bf; malloc'd, "" if none was
- * given. -1, or 1 after an error line. */
+/* The text of -p (escapes replaced if wanted), -f (one newline at the end dropped) or -bf; malloc'd, "" if
+ * none was given. -1, or 1 after an error line. */
 int ath_tool_read_text(const ath_args *args, bool escapes, char **text, size_t *size);
 
 /* Replaces C escapes (\n \t \r \" \' \\ \xHH) in place; others stay as they are. Returns the new size. */

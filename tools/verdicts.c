@@ -16,8 +16,8 @@ static uint64_t add_to_hash(uint64_t hash, const void *data, size_t size) { /* F
     return hash;
 }
 
-/* Size of all parts, and 64 pieces of the first, its start among them: whole models take too long to read, and
- * a change of the weights reaches every part of the file. */
+/* Size of all parts, and 64 pieces of the first, its start among them: whole models take too long to read,
+ * and a change of the weights reaches every part of the file. */
 static bool hash_model(const ath_engine_info *info, uint64_t *hash) {
     FILE *file = fopen(info->path, "rb");
     struct stat st;
@@ -44,8 +44,8 @@ bool ath_verdict_path(const ath_engine *engine, char *buf, size_t cap) {
     if (!(root && *root) && !(home && *home)) return false;
     if (!hash_model(&info, &hash)) return false;
     bool own = root && *root;
-    int n = snprintf(buf, cap, "%s%s/athanor/verdicts/%016" PRIx64 ".json", own ? root : home, own ? "" : "/.cache",
-                     hash);
+    int n = snprintf(buf, cap, "%s%s/athanor/verdicts/%016" PRIx64 ".json", own ? root : home,
+                     own ? "" : "/.cache", hash);
     return n > 0 && (size_t)n < cap;
 }
 
@@ -81,7 +81,8 @@ static void take_out(cJSON *types, const char *name) {
 int ath_verdicts_store(const ath_engine *engine, const cJSON *report) {
     char path[4096];
     if (!ath_verdict_path(engine, path, sizeof path))
-        return ath_tool_fail("there is no folder for verdicts: set XDG_CACHE_HOME or HOME, or use --no-store");
+        return ath_tool_fail(
+            "there is no folder for verdicts: set XDG_CACHE_HOME or HOME, or use --no-store");
     cJSON *stored = ath_verdicts_load(engine), *types = cJSON_GetObjectItem(stored, "types");
     if (!cJSON_IsArray(types)) {
         cJSON_Delete(stored);
@@ -89,7 +90,8 @@ int ath_verdicts_store(const ath_engine *engine, const cJSON *report) {
         cJSON_AddItemToObject(stored, "model", cJSON_Duplicate(cJSON_GetObjectItem(report, "model"), true));
         types = cJSON_AddArrayToObject(stored, "types");
     }
-    static const char *const kept[] = {"type", "kld_mean", "kld_se", "kld_p99", "top1", "ppl_ratio", "verdict"};
+    static const char *const kept[] = {"type", "kld_mean",  "kld_se", "kld_p99",
+                                       "top1", "ppl_ratio", "verdict"};
     const cJSON *type;
     cJSON_ArrayForEach(type, cJSON_GetObjectItem(report, "types")) {
         const cJSON *name = cJSON_GetObjectItem(type, "type");
@@ -98,7 +100,8 @@ int ath_verdicts_store(const ath_engine *engine, const cJSON *report) {
         cJSON *entry = cJSON_CreateObject();
         for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
             cJSON_AddItemToObject(entry, kept[i], cJSON_Duplicate(cJSON_GetObjectItem(type, kept[i]), true));
-        cJSON_AddItemToObject(entry, "context", cJSON_Duplicate(cJSON_GetObjectItem(report, "context"), true));
+        cJSON_AddItemToObject(entry, "context",
+                              cJSON_Duplicate(cJSON_GetObjectItem(report, "context"), true));
         cJSON_AddItemToArray(types, entry);
     }
     make_folders(path);

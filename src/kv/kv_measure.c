@@ -1,5 +1,5 @@
-/* What encoding loses: pages are decoded again right after they were encoded, and compared with their f16 tiles. One
- * thread does it: decoding is cheap beside the pass that filled the page. */
+/* What encoding loses: pages are decoded again right after they were encoded, and compared with their f16
+ * tiles. One thread does it: decoding is cheap beside the pass that filled the page. */
 #include <stdlib.h>
 
 #include "base/half.h"
