@@ -137,6 +137,10 @@ static bool plan_bytes(const ath_engine *engine, const ath_choice *c, int64_t n_
 
 static int64_t largest_context(const ath_engine *engine, const ath_choice *c, int n_seqs, uint64_t budget) {
     int64_t low = 0, high = ((int64_t)1 << 32) / 256;
+    if (c->bytes_per_token > 0) { /* no context takes less than that */
+        double most = (double)budget / (c->bytes_per_token * n_seqs) / 256 + 1;
+        if (most < (double)high) high = (int64_t)most;
+    }
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
         ath_cache_plan plan;

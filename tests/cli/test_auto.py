@@ -106,10 +106,16 @@ def test_own_verdicts_count(plan, athanor, model, env):
     verdicts(env, {**rest, "turbo3": bad, "turbo4": bad})
     q = plan("-c", 65536, "--kv-budget", budget)
     assert "turbo3" not in chosen(q) and "turbo4" not in chosen(q)
-    # what the table puts below a type that was measured as bad isn't taken either
-    verdicts(env, {n: bad for n in names})
-    q = plan("-c", 65536, "--kv-budget", budget)
-    assert chosen(q) == ("f16", "f16") and {t["class"] for t in q["types"]} == {"exact", "not recommended"}
+
+
+def test_expectations_sink_with_a_bad_verdict(plan, athanor, model, env):
+    """q8_0 alone is known, and bad: what the table puts below it is no better, and f16 is taken although it doesn't fit."""
+    budget = budget_for(plan("-c", 65536), "turbo3", "turbo3")
+    athanor("quality", "-m", model, "-c", 256, "--chunks", 1, "--greedy", 0, "--needles", 0, "--types", "q8_0", env=env)
+    verdicts(env, {"q8_0": {"verdict": "not recommended", "kld_mean": 0.7}})
+    p = plan("-c", 65536, "--kv-budget", budget)
+    assert chosen(p) == ("f16", "f16") and {t["class"] for t in p["types"]} == {"exact", "not recommended"}
+    assert [t["kld"] for t in p["types"][1:]] == [0.7] * (len(p["types"]) - 1)
 
 
 def test_broken_verdicts_are_left_out(plan, athanor, model, env, tmp_path):

@@ -232,7 +232,11 @@ def test_hellaswag_and_multiple_choice(athanor, golden, tmp_path):
 
 def test_winogrande(athanor, golden, tmp_path):
     model = golden / "qwen3/model.gguf"
-    rows = [("the hand held the _ because it was cold.", "water", "house"), ("a _, the sea and that", "hand", "old sea")]
+    rng = np.random.default_rng(3)
+    words = "hand water house old sea never cold this that because".split()
+    # three tokens follow the choice, so that the last one, which is left out, would decide now and then
+    rows = [("the " + " ".join(rng.choice(words, 2)) + ", _ " + "".join(rng.choice(list("aehnortx.!?"), 2)), *rng.permutation(words)[:2])
+            for _ in range(20)]
     guesses = []
     for sentence, *choices in rows:
         before, after = sentence.split("_")
@@ -240,7 +244,10 @@ def test_winogrande(athanor, golden, tmp_path):
         starts = [len(ids_of(athanor, model, "-p", before + c)) for c in choices]
         guesses.append(int(np.argmax([score(athanor, model, x, s, len(x) - 1, tmp_path) for x, s in zip(ids, starts)])))
     file = tmp_path / "w.csv"
-    file.write_text(f'1,{rows[0][0]},water,house,{guesses[0] + 1}\r\n2,"{rows[1][0]}","hand",old sea,{2 - guesses[1]}\n')
+    lines = [f'{i},"{s}",{a},"{b}",{g + 1}\r\n' for i, ((s, a, b), g) in enumerate(zip(rows, guesses))]
+    file.write_text("".join(lines))
+    assert share(perplexity(athanor, "-m", model, "-f", file, "--winogrande")) == 100 and len(set(guesses)) == 2
+    file.write_text('5,"a ""cold"" _, sea and hand",old,house,1\n5,"a ""cold"" _, sea and hand",old,house,2\n')
     assert share(perplexity(athanor, "-m", model, "-f", file, "--winogrande")) == 50
     file.write_text("1,no gap,a,b,1\n")
     assert "line 1" in error(athanor, "-m", model, "-f", file, "--winogrande")
