@@ -120,7 +120,7 @@ def write_base(path, windows, rows, n_vocab):
         for lp in np.concatenate(rows):
             least = max(lp.min(), lp.max() - 16)
             scale = np.float32((lp.max() - least) / 65535)
-            q = np.where(lp > least, np.rint((lp - least) / scale), 0)
+            q = np.rint((lp.clip(least) - least) / max(scale, np.float32(1e-30)))
             f.write(np.array([scale, least], "<f4").tobytes() + q.astype("<u2").tobytes() + b"\0\0" * (n_vocab % 2))
 
 
@@ -241,8 +241,11 @@ def test_winogrande(athanor, golden, tmp_path):
     for sentence, *choices in rows:
         before, after = sentence.split("_")
         ids = [ids_of(athanor, model, "-p", before + c + after) for c in choices]
-        starts = [len(ids_of(athanor, model, "-p", before + c)) for c in choices]
-        guesses.append(int(np.argmax([score(athanor, model, x, s, len(x) - 1, tmp_path) for x, s in zip(ids, starts)])))
+        starts = [common(ids)] * 2
+        if min(map(len, ids)) > starts[0] + 3:  # enough to leave the choice itself out
+            starts = [min(len(ids_of(athanor, model, "-p", before + c)), len(x) - 1) for c, x in zip(choices, ids)]
+        ends = [max(len(x) - 1, s + 1) for x, s in zip(ids, starts)]
+        guesses.append(int(np.argmax([score(athanor, model, x, s, e, tmp_path) for x, s, e in zip(ids, starts, ends)])))
     file = tmp_path / "w.csv"
     lines = [f'{i},"{s}",{a},"{b}",{g + 1}\r\n' for i, ((s, a, b), g) in enumerate(zip(rows, guesses))]
     file.write_text("".join(lines))

@@ -94,10 +94,14 @@ def test_continuation(quality, athanor, model, text, tmp_path):
     stats = tmp_path / "stats.json"
     cut = tmp_path / "cut.txt"
     data = text.read_bytes()
-    for size in range(200, len(data)): # the text whose tokens are the first 256
-        cut.write_bytes(data[:size])
+    low, high = 200, len(data)
+    while low < high:  # the shortest text of 256 tokens
+        cut.write_bytes(data[:(low + high) // 2])
         if len(json.loads(athanor("-m", model, "--ids", "-f", cut, program="llama-tokenize").stdout)) >= 256:
-            break
+            high = (low + high) // 2
+        else:
+            low = (low + high) // 2 + 1
+    cut.write_bytes(data[:low])
     ids = {}
     for cache in ("f16", "turbo2"):
         athanor("-m", model, "-bf", cut, "-n", 200, "--temp", 0, "--ignore-eos", "--json-stats", stats, "-ctk", cache, "-ctv", cache,
