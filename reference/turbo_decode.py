@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """An independent decoder of turbo pages, written from docs/turbo_format.md (version 1). Slow and literal.
 
-usage: turbo_decode.py TYPE k|v HEAD_DIM PAGE OUT      (TYPE: turbo2, turbo3, turbo4)
+usage: turbo_decode.py TYPE k|v HEAD_DIM PAGE OUT      (TYPE: turbo2, turbo3, turbo4, turbo2_tcq, turbo3_tcq, turbo4_tcq)
 
 Writes the page's plain tile as little-endian float32: K as [head_dim][128], V as [128][head_dim].
 """
@@ -11,11 +11,18 @@ import numpy as np
 
 TOKENS = 128
 F32 = np.float32
-BITS = {"turbo2": 2, "turbo3": 3, "turbo4": 4}
-VALUES = {
-    "turbo2": [-127, -38, 38, 127],
-    "turbo3": [-127, -79, -45, -14, 14, 45, 79, 127],
-    "turbo4": [-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127],
+# Bits of a symbol, a state and an index; the table.
+CODES = {
+    "turbo2": (2, 2, 2, [-127, -38, 38, 127]),
+    "turbo3": (3, 3, 3, [-127, -79, -45, -14, 14, 45, 79, 127]),
+    "turbo4": (4, 4, 4, [-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127]),
+    "turbo2_tcq": (2, 6, 4, [-88, 67, -29, 15, 87, -62, -12, 30, -127, 7, -39, 58, 37, -11, -63, 127]),
+    "turbo3_tcq": (3, 7, 4, [-91, 51, -7, 26, 90, -51, -26, 7, -127, 12, -67, 67, 37, -13, -37, 127]),
+    "turbo4_tcq": (4, 8, 6, [
+        -30, 5, -5, -55, 20, -13, 48, -70, 65, 38, -42, -88, 13, -2, -20, 30,
+        -46, 59, 10, -19, -25, 88, -78, -103, 1, -14, -32, 31, -14, 11, -7, 22,
+        -127, -66, -25, -9, 35, 26, 103, 1, -18, 52, -52, 9, 70, 43, 18, -38,
+        -38, -47, 27, 14, 127, -59, 37, -33, 44, -9, 20, 78, 56, 6, -25, -1]),
 }
 
 
@@ -43,19 +50,23 @@ def sign_is_minus(channel):
     return z >> (channel % 64) & 1 == 1
 
 
-def code_at(codes, bits, side, head_dim, token, channel):
-    if side == "k":
-        unit = (token // 16) * (head_dim // 4) + channel // 4
-        i = (token % 16) * 4 + channel % 4
-    else:
-        unit = (token // 4) * (head_dim // 16) + channel // 16
-        i = (channel % 16) * 4 + token % 4
-    code = 0
-    for b in range(bits):
-        position = bits * i + b
-        byte = codes[unit * 8 * bits + position // 8]
-        code |= (byte >> position % 8 & 1) << b
-    return code
+def stream_bit(codes, k, side, head_dim, token, bit):
+    """A bit of a token's stream."""
+    group, size = 16 if side == "k" else 4, head_dim * k // 8
+    byte = codes[token // group * group * size + bit // 8 * group + token % group]
+    return byte >> bit % 8 & 1
+
+
+def value_at(codes, type_name, side, head_dim, token, part, i):
+    """Value i of a part (first channel, size)."""
+    k, state_bits, index_bits, table = CODES[type_name]
+    start, n = part
+    state = 0
+    for b in range(state_bits):
+        state |= stream_bit(codes, k, side, head_dim, token, k * start + (k * i + b) % (k * n)) << b
+    if state_bits > k:
+        state ^= state >> index_bits
+    return table[state % (1 << index_bits)]
 
 
 def bf16(bits):
@@ -78,8 +89,8 @@ def unrotate(part):
 
 def decode_page(type_name, side, head_dim, page):
     """float32 [head_dim][128], for K and V alike."""
-    bits, values, parts = BITS[type_name], VALUES[type_name], parts_of(head_dim)
-    norms_at = TOKENS * head_dim * bits // 8
+    parts = parts_of(head_dim)
+    norms_at = TOKENS * head_dim * CODES[type_name][0] // 8
     mean_at = norms_at + 2 * TOKENS * len(parts)
     eq_at = mean_at + 2 * head_dim
     size = eq_at + head_dim if side == "k" else mean_at
@@ -90,9 +101,9 @@ def decode_page(type_name, side, head_dim, page):
     for p, (start, n) in enumerate(parts):
         for token in range(TOKENS):
             norm = bf16(int(norms[p, token]))
-            for channel in range(start, start + n):
-                value = values[code_at(page, bits, side, head_dim, token, channel)]
-                x[channel, token] = norm * F32(value)
+            for i in range(n):
+                value = value_at(page, type_name, side, head_dim, token, (start, n), i)
+                x[start + i, token] = norm * F32(value)
         unrotate(x[start:start + n])
     for channel in range(head_dim):
         if sign_is_minus(channel):

@@ -3,13 +3,15 @@
 
 usage: gen_turbo_tables.py [OUTPUT]     (default: turbo_tables.h beside this script)
 
-Needs the standard library only. Nothing is drawn at random: the codebooks are the fixed point of Lloyd's
-iteration on the normal density, the signs come from the seed below.
+Nothing is drawn at random: the scalar codebooks are the fixed point of Lloyd's iteration on the normal density, the
+signs come from the seed below. The trellis tables are data: see train_trellis.py.
 """
 import math
 import pathlib
 import struct
 import sys
+
+from train_trellis import CODES
 
 SIGN_SEED = 0x417468616E6F7231
 MAX_HEAD_DIM = 1024
@@ -85,6 +87,11 @@ def table(name, ctype, items, per_line):
     return "\n".join(lines + ["};", ""])
 
 
+def trellis_targets(code):
+    """The values in the encoder's units."""
+    return [round(value * code.factor) for value in code.values]
+
+
 def header():
     text = HEADER
     for bits in (2, 3, 4):
@@ -94,6 +101,12 @@ def header():
         scale = f32(127 / levels[-1])
         text += f"static const float ath_turbo{bits}_scale = {scale}; /* integer units per sigma */\n"
         text += table(f"turbo{bits}_thresholds", "float", [f32(t) for t in thresholds], 6)
+    for name, code in CODES.items():
+        text += table(f"{name}_values", "int8_t", [str(value) for value in code.values], 16)
+        text += table(f"{name}_targets", "int16_t", [str(value) for value in trellis_targets(code)], 16)
+        text += f"static const float ath_{name}_scale = {f32(code.scale)}; /* integer units per sigma */\n"
+        text += f"static const float ath_{name}_target_scale = {f32(code.scale * code.factor)}; /* target units */\n"
+        text += f"enum {{ ATH_{name.upper()}_LIMIT = {code.limit} }}; /* of the encoder's input, in target units */\n"
     exponents = range(-EQ_STEPS, EQ_STEPS + 1)
     text += f"\nenum {{ ATH_EQ_ONE = 128, ATH_EQ_STEPS = {EQ_STEPS} }};\n"
     text += "\n/* 2^(i/4), i = -ATH_EQ_STEPS ... ATH_EQ_STEPS. Mirrored entries are reciprocal. */"

@@ -34,18 +34,19 @@ static float next_normal(normal_source *source) {
     return (float)(radius * cos(angle));
 }
 
-/* Mean squared error of the codebook of a turbo type on N(0,1), from the integrals of the density. */
+/* Mean squared error of the codebook of a scalar turbo type on N(0,1), from the integrals of the density. */
 static double codebook_mse(ath_kv_type type) {
-    if (!ath_kv_type_is_turbo(type)) return 0;
-    int n = 1 << ath_kv_turbo_bits(type);
+    if (!ath_kv_type_is_turbo(type) || !ath_turbo_code_of(type)->thresholds) return 0;
+    const ath_turbo_code *code = ath_turbo_code_of(type);
+    int n = 1 << code->k;
     double mse = 0, density = 0, below = 0,
            first = 0; /* density, its integral, and x times it, at the left edge */
     for (int i = 0; i < n; i++) {
         bool last = i == n - 1;
-        double edge = last ? 0 : (double)ath_turbo_thresholds(type)[i];
+        double edge = last ? 0 : (double)code->thresholds[i];
         double edge_density = last ? 0 : exp(-edge * edge / 2) / sqrt(2 * acos(-1));
         double edge_below = last ? 1 : erfc(-edge / sqrt(2)) / 2, edge_first = edge * edge_density;
-        double value = ath_turbo_table(type)[i] / (double)ath_turbo_scale(type), share = edge_below - below;
+        double value = code->table[i] / (double)code->scale, share = edge_below - below;
         mse += first - edge_first + share - 2 * value * (density - edge_density) + value * value * share;
         density = edge_density, below = edge_below, first = edge_first;
     }

@@ -24,7 +24,7 @@ typedef struct ath_distortion_input {
 typedef struct ath_distortion_result {
     int64_t n_vectors;
     double bytes_per_value; /* all sections of a full page */
-    double codebook_mse;    /* of the codebook alone on N(0,1), without a norm, exact; 0 if not turbo */
+    double codebook_mse;    /* of the codebook alone on N(0,1), without a norm, exact; 0 if it has none */
     double mse;             /* relative, over all vectors */
     double snr_db;          /* -10 log10(mse); infinite if nothing was lost */
     int64_t worst_vector;   /* the one with the largest relative error, the first of equals */

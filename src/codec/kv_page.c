@@ -9,6 +9,7 @@
 #include "base/half.h"
 #include "codec/quant_legacy.h"
 #include "codec/tensor_type.h"
+#include "codec/trellis.h"
 #include "codec/turbo_tables.h"
 
 enum { TOKENS = ATH_PAGE_TOKENS };
@@ -16,22 +17,28 @@ enum { TOKENS = ATH_PAGE_TOKENS };
 /* A part whose squares add up to less is zero; the least that f16 input gives otherwise is far above. */
 static const float ZERO_SQUARE = 1e-30f;
 
-const int8_t *ath_turbo_table(ath_kv_type type) {
-    return type == ATH_KV_TURBO4   ? ath_turbo4_values
-           : type == ATH_KV_TURBO3 ? ath_turbo3_values
-                                   : ath_turbo2_values;
-}
+#define SCALAR_CODE(name, bits)                                                                              \
+    {                                                                                                        \
+        .k = bits, .L = bits, .w = bits, .table = ath_##name##_values, .scale = ath_##name##_scale,          \
+        .thresholds = ath_##name##_thresholds                                                                \
+    }
+#define TRELLIS_CODE(name, bits, state_bits, index_bits, input_limit)                                        \
+    {                                                                                                        \
+        .k = bits, .L = state_bits, .w = index_bits, .table = ath_##name##_values,                           \
+        .scale = ath_##name##_scale, .targets = ath_##name##_targets,                                        \
+        .target_scale = ath_##name##_target_scale, .limit = input_limit                                      \
+    }
 
-const float *ath_turbo_thresholds(ath_kv_type type) {
-    return type == ATH_KV_TURBO4   ? ath_turbo4_thresholds
-           : type == ATH_KV_TURBO3 ? ath_turbo3_thresholds
-                                   : ath_turbo2_thresholds;
-}
-
-float ath_turbo_scale(ath_kv_type type) {
-    return type == ATH_KV_TURBO4   ? ath_turbo4_scale
-           : type == ATH_KV_TURBO3 ? ath_turbo3_scale
-                                   : ath_turbo2_scale;
+const ath_turbo_code *ath_turbo_code_of(ath_kv_type type) {
+    static const ath_turbo_code codes[] = {
+        SCALAR_CODE(turbo4, 4),
+        SCALAR_CODE(turbo3, 3),
+        SCALAR_CODE(turbo2, 2),
+        TRELLIS_CODE(turbo4_tcq, 4, 8, 6, ATH_TURBO4_TCQ_LIMIT),
+        TRELLIS_CODE(turbo3_tcq, 3, 7, 4, ATH_TURBO3_TCQ_LIMIT),
+        TRELLIS_CODE(turbo2_tcq, 2, 6, 4, ATH_TURBO2_TCQ_LIMIT),
+    };
+    return &codes[type - ATH_KV_TURBO4];
 }
 
 float ath_eq_scale(uint8_t e) {
@@ -49,25 +56,31 @@ static uint16_t get_u16(const uint8_t *p) {
     return x;
 }
 
-/* Place of a turbo code among the codes of its page, counted in codes. */
-static size_t code_index(const ath_kv_layout *layout, size_t token, size_t channel) {
-    size_t n = (size_t)layout->head_dim;
-    if (layout->is_key) return 64 * (token / 16 * (n / 4) + channel / 4) + token % 16 * 4 + channel % 4;
-    return 64 * (token / 4 * (n / 16) + channel / 16) + channel % 16 * 4 + token % 4;
+/* Adds the symbols of a part of n channels to the codes of a token, which are zero there. */
+static void put_symbols(const ath_kv_layout *layout, int part, size_t token, const uint8_t *symbols,
+                        uint8_t *codes) {
+    int k = ath_kv_turbo_bits(layout->type);
+    for (int i = 0; i < layout->part_dim[part]; i++) {
+        for (int j = 0; j < k; j++) {
+            size_t bit = (size_t)(k * (layout->part_start[part] + i) + j);
+            codes[ath_turbo_byte_at(layout, token, bit / 8)] |= (uint8_t)((symbols[i] >> j & 1) << bit % 8);
+        }
+    }
 }
 
-/* Adds a code to codes that are zero there. */
-static void put_code(uint8_t *codes, size_t index, int bits, unsigned code) {
-    size_t bit = index * (size_t)bits;
-    unsigned shifted = code << bit % 8;
-    codes[bit / 8] |= (uint8_t)shifted;
-    if (shifted >> 8) codes[bit / 8 + 1] |= (uint8_t)(shifted >> 8);
-}
-
-/* May read, not use, one byte after the codes. */
-static unsigned get_code(const uint8_t *codes, size_t index, int bits) {
-    size_t bit = index * (size_t)bits;
-    return (unsigned)get_u16(codes + bit / 8) >> bit % 8 & ((1u << bits) - 1);
+void ath_turbo_values(const ath_kv_layout *layout, const uint8_t *page, int part, size_t token,
+                      int8_t *values) {
+    const ath_turbo_code *code = ath_turbo_code_of(layout->type);
+    size_t start = (size_t)(layout->part_start[part] * code->k) / 8;
+    size_t size = (size_t)(layout->part_dim[part] * code->k) / 8;
+    uint8_t stream[128 / 2 + 2]; /* of the part, and its first two bytes again */
+    for (size_t b = 0; b < size + 2; b++)
+        stream[b] = page[layout->codes_at + ath_turbo_byte_at(layout, token, start + b % size)];
+    for (int i = 0; i < layout->part_dim[part]; i++) {
+        const uint8_t *at = stream + i * code->k / 8;
+        unsigned window = (unsigned)(at[0] | at[1] << 8) >> i * code->k % 8;
+        values[i] = code->table[ath_turbo_index(code, window & ((1u << code->L) - 1))];
+    }
 }
 
 /* Sum of a row of tokens in 16 lanes that are then folded in halves. */
@@ -119,33 +132,52 @@ static void equalise_key(const ath_kv_layout *layout, float *x, uint8_t *out) {
     }
 }
 
+static void scalar_symbols(const ath_turbo_code *code, const float *u, int n, uint8_t *symbols) {
+    for (int i = 0; i < n; i++) {
+        symbols[i] = 0;
+        for (int j = 0; j < (1 << code->k) - 1; j++) symbols[i] += u[i] >= code->thresholds[j];
+    }
+}
+
+static void trellis_symbols(const ath_turbo_code *code, const float *u, int n, uint8_t *symbols) {
+    int16_t x[128];
+    float limit = (float)code->limit;
+    for (int i = 0; i < n; i++) {
+        float target = u[i] * code->target_scale;
+        x[i] = (int16_t)rintf(target > limit ? limit : target < -limit ? -limit : target);
+    }
+    ath_trellis_encode(code, x, n, symbols);
+}
+
+/* Sum of squares of the table values that the symbols of a part stand for. */
+static int table_square(const ath_turbo_code *code, const uint8_t *symbols, int n) {
+    int sum = 0;
+    for (int i = 0; i < n; i++) {
+        int value = code->table[ath_turbo_index(code, ath_turbo_state(code, symbols, n, i))];
+        sum += value * value;
+    }
+    return sum;
+}
+
 /* Norms and codes of one part. */
 static void encode_turbo_part(const ath_kv_layout *layout, int part, const float *x, uint8_t *out) {
-    int n = layout->part_dim[part], bits = ath_kv_turbo_bits(layout->type);
-    const int8_t *table = ath_turbo_table(layout->type);
-    const float *thresholds = ath_turbo_thresholds(layout->type);
+    const ath_turbo_code *code = ath_turbo_code_of(layout->type);
+    int n = layout->part_dim[part];
     const float *y = x + (size_t)layout->part_start[part] * TOKENS;
-    float square[TOKENS] = {0}, inverse[TOKENS];
-    int table_square[TOKENS] = {0};
-    for (int c = 0; c < n; c++) {
-        for (int t = 0; t < TOKENS; t++) square[t] += y[c * TOKENS + t] * y[c * TOKENS + t];
-    }
-    for (int t = 0; t < TOKENS; t++) inverse[t] = sqrtf((float)n) / sqrtf(square[t]);
-    for (int c = 0; c < n; c++) {
-        for (int t = 0; t < TOKENS; t++) {
-            if (square[t] < ZERO_SQUARE) continue; /* code 0 */
-            float u = y[c * TOKENS + t] * inverse[t];
-            unsigned code = 0;
-            for (int i = 0; i < (1 << bits) - 1; i++) code += u >= thresholds[i];
-            table_square[t] += table[code] * table[code];
-            size_t channel = (size_t)(layout->part_start[part] + c);
-            put_code(out + layout->codes_at, code_index(layout, (size_t)t, channel), bits, code);
-        }
-    }
     uint8_t *norms = out + layout->norms_at + (size_t)part * TOKENS * 2;
-    for (int t = 0; t < TOKENS; t++) {
-        float norm = square[t] < ZERO_SQUARE ? 0 : sqrtf(square[t]) / sqrtf((float)table_square[t]);
-        put_u16(norms + 2 * t, ath_f32_to_bf16(norm));
+    for (size_t t = 0; t < TOKENS; t++) {
+        float square = 0, u[128];
+        uint8_t symbols[128];
+        for (int c = 0; c < n; c++) square += y[c * TOKENS + t] * y[c * TOKENS + t];
+        if (square < ZERO_SQUARE) continue; /* norm 0 and codes 0, as they are */
+        float inverse = sqrtf((float)n) / sqrtf(square);
+        for (int c = 0; c < n; c++) u[c] = y[c * TOKENS + t] * inverse;
+        if (code->thresholds)
+            scalar_symbols(code, u, n, symbols);
+        else
+            trellis_symbols(code, u, n, symbols);
+        put_symbols(layout, part, t, symbols, out + layout->codes_at);
+        put_u16(norms + 2 * t, ath_f32_to_bf16(sqrtf(square) / sqrtf((float)table_square(code, symbols, n))));
     }
 }
 
@@ -218,15 +250,14 @@ static size_t tile_index(const ath_kv_layout *layout, size_t token, size_t chann
 }
 
 static void decode_turbo_part(const ath_kv_layout *layout, int part, const uint8_t *page, float *tile) {
-    int bits = ath_kv_turbo_bits(layout->type);
-    const int8_t *table = ath_turbo_table(layout->type);
     const uint8_t *norms = page + layout->norms_at + (size_t)part * TOKENS * 2;
-    size_t start = (size_t)layout->part_start[part], end = start + (size_t)layout->part_dim[part];
     for (size_t t = 0; t < TOKENS; t++) {
+        int8_t values[128];
         float norm = ath_bf16_to_f32(get_u16(norms + 2 * t));
-        for (size_t c = start; c < end; c++) {
-            unsigned code = get_code(page + layout->codes_at, code_index(layout, t, c), bits);
-            tile[tile_index(layout, t, c)] = norm * (float)table[code];
+        ath_turbo_values(layout, page, part, t, values);
+        for (int i = 0; i < layout->part_dim[part]; i++) {
+            size_t channel = (size_t)(layout->part_start[part] + i);
+            tile[tile_index(layout, t, channel)] = norm * (float)values[i];
         }
     }
 }

@@ -3,7 +3,8 @@
  * A page holds 128 consecutive tokens of one layer and one kv head, K or V ("side"). It is encoded as a unit
  * when its 128th token is there, so it may carry side data for the page as a whole. docs/turbo_format.md is
  * the normative text; this header states the layout once for the C code. The recipe and its sources
- * (TurboQuant: random rotation and a fixed codebook; page mean and equalisation of K) are described there.
+ * (TurboQuant: random rotation and a fixed codebook; page mean and equalisation of K; trellis codes) are
+ * described there.
  *
  * Plain (unencoded) tiles, f16 or f32, have one of two shapes:
  *     K: [head_dim][128]  channel-major, tokens contiguous: scores of 16 tokens are 16 lanes
@@ -38,6 +39,9 @@ typedef enum ath_kv_type {
     ATH_KV_TURBO4,
     ATH_KV_TURBO3,
     ATH_KV_TURBO2,
+    ATH_KV_TURBO4_TCQ,
+    ATH_KV_TURBO3_TCQ,
+    ATH_KV_TURBO2_TCQ,
     ATH_KV_TYPE_COUNT,
 } ath_kv_type;
 
@@ -55,20 +59,35 @@ static inline bool ath_kv_type_is_turbo(ath_kv_type type) {
 }
 /* 4, 3, 2 for the turbo types; 0 otherwise. */
 static inline int ath_kv_turbo_bits(ath_kv_type type) {
-    return ath_kv_type_is_turbo(type) ? 4 - (int)(type - ATH_KV_TURBO4) : 0;
+    return ath_kv_type_is_turbo(type) ? 4 - (int)(type - ATH_KV_TURBO4) % 3 : 0;
 }
 
 /* The tensor type (tensor_type.h) of a raw or block cache type; -1 for turbo types. */
 int ath_kv_tensor_type(ath_kv_type type);
 
+/* How a turbo type's symbols become values. A part of n channels is a circular stream of n * k bits per
+ * token; symbol i is bits k*i .. k*i + k - 1, least significant first. state_i = bits k*i .. k*i + L - 1
+ * (modulo n * k), value_i = table[(state_i ^ state_i >> w) & (2^w - 1)]. Scalar codes: L = w = k, so the
+ * symbol is the index. */
+typedef struct ath_turbo_code {
+    int k, L, w;
+    const int8_t *table; /* [1 << w]; scalar: ascending */
+    float scale;         /* integer units of the table per unit of rms; pages don't need it */
+    const float
+        *thresholds; /* scalar: 2^k - 1, ascending, in units of rms; NULL: trellis, which has the rest */
+    const int16_t *targets; /* [1 << w]: table in the encoder's units */
+    float target_scale;     /* the encoder's units per unit of rms */
+    int limit;              /* its input is clamped to +-limit units */
+} ath_turbo_code;
+
+/* The code of a turbo type. */
+const ath_turbo_code *ath_turbo_code_of(ath_kv_type type);
+
 /* One side of one kv head in a page. All offsets and sizes are multiples of 16 bytes. Sections in this order:
- *   codes  turbo: units of 64 codes, 8*bits bytes each, code i of a unit at bits [bits*i, bits*i + bits),
- * least significant first. K: unit (g, q) covers tokens 16g..16g+15 and channels 4q..4q+3; code i = token
- * i/4, channel i%4; unit index g*(head_dim/4) + q. V: unit (q, g) covers tokens 4q..4q+3 and channels
- * 16g..16g+15; code i = channel i/4, token i%4; unit index q*(head_dim/16) + g. block types: [128
- * tokens][head_dim/32] of the type's GGUF block raw types: the plain tile norms  turbo only: bf16
- * [n_parts][128] mean   encoded K only: f16 [head_dim] eq     encoded K only: u8 [head_dim], scale
- * 2^((e-128)/4) */
+ *   codes  turbo: a token's stream is the streams of its parts one after the other, S = head_dim * k / 8
+ * bytes; stored in planes, see ath_turbo_byte_at block types: [128 tokens][head_dim/32] of the type's GGUF
+ * block raw types: the plain tile norms  turbo only: bf16 [n_parts][128] mean   encoded K only: f16
+ * [head_dim] eq     encoded K only: u8 [head_dim], scale 2^((e-128)/4) */
 typedef struct ath_kv_layout {
     ath_kv_type type;
     bool is_key;
@@ -101,13 +120,17 @@ void ath_unrotate_lanes(const ath_kv_layout *layout, float *x, size_t lanes);
 /* The f32 nearest to 1/sqrt(n), n a power of two of at most 128 (not 1.0f / sqrtf(n), which rounds twice). */
 float ath_rotation_scale(int n);
 
-/* The scalar codebook of a turbo type: 2^bits int8 values, ascending. */
-const int8_t *ath_turbo_table(ath_kv_type type);
-/* 2^bits - 1 ascending thresholds in units of the part's rms; a code is the number of thresholds <= the
- * value. */
-const float *ath_turbo_thresholds(ath_kv_type type);
-/* Integer units of the codebook per unit of rms. Pages don't need it (their norms include it). */
-float ath_turbo_scale(ath_kv_type type);
+/* Place of byte b of a token's stream among the codes. Planes of 16 tokens for K, 4 for V: 64 consecutive
+ * bytes hold what a vector of sums over channels (scores) or over tokens (outputs) needs. */
+static inline size_t ath_turbo_byte_at(const ath_kv_layout *layout, size_t token, size_t b) {
+    size_t group = layout->is_key ? 16 : 4;
+    size_t stream = (size_t)(layout->head_dim * ath_kv_turbo_bits(layout->type)) / 8;
+    return token / group * group * stream + b * group + token % group;
+}
+
+/* The table values of one part of a token: values[part_dim]. Safe for any bytes. */
+void ath_turbo_values(const ath_kv_layout *layout, const uint8_t *page, int part, size_t token,
+                      int8_t *values);
 
 /* The equalisation scale 2^((e-128)/4), rounded to f32; e is clamped to 112..144, which encoders never leave.
  * Its reciprocal is ath_eq_scale(256 - e). */

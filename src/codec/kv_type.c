@@ -6,10 +6,21 @@
 #include "codec/tensor_type.h"
 
 static const char *const type_names[ATH_KV_TYPE_COUNT] = {
-    [ATH_KV_F32] = "f32",       [ATH_KV_F16] = "f16",       [ATH_KV_BF16] = "bf16",
-    [ATH_KV_Q8_0] = "q8_0",     [ATH_KV_Q5_1] = "q5_1",     [ATH_KV_Q5_0] = "q5_0",
-    [ATH_KV_Q4_1] = "q4_1",     [ATH_KV_Q4_0] = "q4_0",     [ATH_KV_IQ4_NL] = "iq4_nl",
-    [ATH_KV_TURBO4] = "turbo4", [ATH_KV_TURBO3] = "turbo3", [ATH_KV_TURBO2] = "turbo2",
+    [ATH_KV_F32] = "f32",
+    [ATH_KV_F16] = "f16",
+    [ATH_KV_BF16] = "bf16",
+    [ATH_KV_Q8_0] = "q8_0",
+    [ATH_KV_Q5_1] = "q5_1",
+    [ATH_KV_Q5_0] = "q5_0",
+    [ATH_KV_Q4_1] = "q4_1",
+    [ATH_KV_Q4_0] = "q4_0",
+    [ATH_KV_IQ4_NL] = "iq4_nl",
+    [ATH_KV_TURBO4] = "turbo4",
+    [ATH_KV_TURBO3] = "turbo3",
+    [ATH_KV_TURBO2] = "turbo2",
+    [ATH_KV_TURBO4_TCQ] = "turbo4_tcq",
+    [ATH_KV_TURBO3_TCQ] = "turbo3_tcq",
+    [ATH_KV_TURBO2_TCQ] = "turbo2_tcq",
 };
 
 const char *ath_kv_type_name(ath_kv_type type) {

@@ -34,6 +34,45 @@ static const float ath_turbo4_thresholds[15] = {
     1.4371388f, 1.84353185f, 2.40080333f,
 };
 
+static const int8_t ath_turbo2_tcq_values[16] = {
+    -88, 67, -29, 15, 87, -62, -12, 30, -127, 7, -39, 58, 37, -11, -63, 127,
+};
+
+static const int16_t ath_turbo2_tcq_targets[16] = {
+    -44, 34, -14, 8, 44, -31, -6, 15, -64, 4, -20, 29, 18, -6, -32, 64,
+};
+static const float ath_turbo2_tcq_scale = 60.2575607f; /* integer units per sigma */
+static const float ath_turbo2_tcq_target_scale = 30.1287804f; /* target units */
+enum { ATH_TURBO2_TCQ_LIMIT = 96 }; /* of the encoder's input, in target units */
+
+static const int8_t ath_turbo3_tcq_values[16] = {
+    -91, 51, -7, 26, 90, -51, -26, 7, -127, 12, -67, 67, 37, -13, -37, 127,
+};
+
+static const int16_t ath_turbo3_tcq_targets[16] = {
+    -91, 51, -7, 26, 90, -51, -26, 7, -127, 12, -67, 67, 37, -13, -37, 127,
+};
+static const float ath_turbo3_tcq_scale = 52.4113083f; /* integer units per sigma */
+static const float ath_turbo3_tcq_target_scale = 52.4113083f; /* target units */
+enum { ATH_TURBO3_TCQ_LIMIT = 144 }; /* of the encoder's input, in target units */
+
+static const int8_t ath_turbo4_tcq_values[64] = {
+    -30, 5, -5, -55, 20, -13, 48, -70, 65, 38, -42, -88, 13, -2, -20, 30,
+    -46, 59, 10, -19, -25, 88, -78, -103, 1, -14, -32, 31, -14, 11, -7, 22,
+    -127, -66, -25, -9, 35, 26, 103, 1, -18, 52, -52, 9, 70, 43, 18, -38,
+    -38, -47, 27, 14, 127, -59, 37, -33, 44, -9, 20, 78, 56, 6, -25, -1,
+};
+
+static const int16_t ath_turbo4_tcq_targets[64] = {
+    -60, 10, -10, -110, 40, -26, 96, -140, 130, 76, -84, -176, 26, -4, -40, 60,
+    -92, 118, 20, -38, -50, 176, -156, -206, 2, -28, -64, 62, -28, 22, -14, 44,
+    -254, -132, -50, -18, 70, 52, 206, 2, -36, 104, -104, 18, 140, 86, 36, -76,
+    -76, -94, 54, 28, 254, -118, 74, -66, 88, -18, 40, 156, 112, 12, -50, -2,
+};
+static const float ath_turbo4_tcq_scale = 42.3076591f; /* integer units per sigma */
+static const float ath_turbo4_tcq_target_scale = 84.6153183f; /* target units */
+enum { ATH_TURBO4_TCQ_LIMIT = 272 }; /* of the encoder's input, in target units */
+
 enum { ATH_EQ_ONE = 128, ATH_EQ_STEPS = 16 };
 
 /* 2^(i/4), i = -ATH_EQ_STEPS ... ATH_EQ_STEPS. Mirrored entries are reciprocal. */

@@ -6,21 +6,21 @@
  * groups and tokens of one page. Lanes of a scores row outside the groups asked for are left alone.
  *
  * Orders that fix the bits: a score is a sequential fma over channels; an output channel is a sequential fma
- * over tokens. On turbo pages the products are exact integer sums of table values with the query in 8 bits
+ * over tokens. On turbo pages the products are exact integer sums of table values with the query in 16 bits
  * (scores) or the weights in 15 bits (values), scaled once per Hadamard part. */
 #ifndef ATH_KERNELS_ATTENTION_H
 #define ATH_KERNELS_ATTENTION_H
 
 #include "codec/kv_page.h"
 
-enum { ATH_KV_RAW_COUNT = ATH_KV_BF16 + 1, ATH_WEIGHT_STEPS = 32767 };
+enum { ATH_KV_RAW_COUNT = ATH_KV_BF16 + 1, ATH_WEIGHT_STEPS = 32767, ATH_QUERY_STEPS = 127 * 257 };
 
-/* One query head prepared for one turbo K page: multiplied by eq, rotated, in 8 bits. */
+/* One query head prepared for one turbo K page: multiplied by eq, rotated, in integers of 16 bits. */
 typedef struct ath_turbo_query {
-    int8_t codes[ATH_MAX_HEAD_DIM];
-    float step[ATH_MAX_PARTS];  /* value of one code step */
-    int32_t sum[ATH_MAX_PARTS]; /* of the codes */
-    float bias;                 /* q . mean, added to every score of the page */
+    int8_t high[ATH_MAX_HEAD_DIM], low[ATH_MAX_HEAD_DIM]; /* integer = 256 * high + low */
+    float step[ATH_MAX_PARTS];                            /* value of one step */
+    int32_t sum[ATH_MAX_PARTS];                           /* of the integers */
+    float bias;                                           /* q . mean, added to every score of the page */
 } ath_turbo_query;
 
 typedef struct ath_attn_kernels {

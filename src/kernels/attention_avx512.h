@@ -71,38 +71,110 @@ ATH_INLINE void ath_hadamard_avx512(__m512 *x, const int n_regs) {
     if (n_regs > 4) ath_butterflies_avx512(x, n_regs, 4);
 }
 
-/* How 64 codes become 64 table values: every quadword gets the bytes of its 8 codes, then a byte at each
- * code's bit, then the look-up, which ignores the bits above the code because the table is repeated. */
+/* How 64 symbols become 64 table values. A window is a load of 64 bytes of planes, shuffled so that every
+ * quadword has the bits of its 8 states; a multishift makes each state a byte, a second one the bits to fold
+ * into it; then the look-up, which ignores bits above the index because the table is repeated. At a part's
+ * end the stream goes on at the part's start. */
 typedef struct ath_unpack_avx512 {
-    __m512i gather, shift, table;
-    int64_t bytes; /* of a unit */
+    __m512i gather,
+        gather_end; /* of a window; of a part's last one, which takes the rest from the part's first bytes */
+    __m512i shift[2],
+        fold[2]; /* of states and of the bits to fold, for the (up to) two times 64 symbols of a window */
+    __m512i fold_mask, table;
 } ath_unpack_avx512;
 
-/* values: table values plus offset, modulo 256. */
-ATH_INLINE ath_unpack_avx512 ath_unpack_init_avx512(ath_kv_type type, int8_t offset) {
-    int bits = ath_kv_turbo_bits(type);
-    const int64_t iota = 0x0706050403020100;
-    __m512i quad = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
-    ath_unpack_avx512 u = {.bytes = 8 * bits};
-    u.gather = _mm512_add_epi8(_mm512_mullo_epi64(quad, _mm512_set1_epi64(bits * 0x0101010101010101)),
-                               _mm512_set1_epi64(iota));
-    u.shift = _mm512_set1_epi64(iota * bits);
-    const void *table = ath_turbo_table(type);
-    if (bits == 4)
-        u.table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
-    else if (bits == 3)
-        u.table = _mm512_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)table));
+/* What of a code the inner loops are compiled for. */
+typedef struct ath_unpack_kind {
+    bool trellis;
+    int quads; /* times 4 channels in a window of K: as many as fit 32 bits */
+} ath_unpack_kind;
+#define ATH_UNPACK_SCALAR    ((ath_unpack_kind){false, 2})
+#define ATH_UNPACK_TRELLIS   ((ath_unpack_kind){true, 2})
+#define ATH_UNPACK_TRELLIS_4 ((ath_unpack_kind){true, 1})
+
+/* body(kind) for the kind of a code, a constant in each call. */
+#define ATH_UNPACK_DISPATCH(code, body)                                                                      \
+    do {                                                                                                     \
+        if ((code)->thresholds)                                                                              \
+            body(ATH_UNPACK_SCALAR);                                                                         \
+        else if ((code)->k < 4)                                                                              \
+            body(ATH_UNPACK_TRELLIS);                                                                        \
+        else                                                                                                 \
+            body(ATH_UNPACK_TRELLIS_4);                                                                      \
+    } while (0)
+
+/* The table plus offset, modulo 256, and the mask; shift[] filled by the caller becomes fold[]. */
+ATH_INLINE void ath_unpack_table_avx512(ath_unpack_avx512 *u, const ath_turbo_code *code, int8_t offset) {
+    const void *table = code->table;
+    if (code->w == 6)
+        u->table = _mm512_loadu_si512(table);
+    else if (code->w == 4)
+        u->table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    else if (code->w == 3)
+        u->table = _mm512_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)table));
     else
-        u.table = _mm512_broadcastd_epi32(_mm_loadu_si32(table));
-    u.table = _mm512_add_epi8(u.table, _mm512_set1_epi8(offset));
+        u->table = _mm512_broadcastd_epi32(_mm_loadu_si32(table));
+    u->table = _mm512_add_epi8(u->table, _mm512_set1_epi8(offset));
+    u->fold_mask = _mm512_set1_epi8((char)((1 << (code->L - code->w)) - 1));
+    for (int i = 0; i < 2; i++) u->fold[i] = _mm512_add_epi8(u->shift[i], _mm512_set1_epi8((char)code->w));
+}
+
+/* K: a window is 4 planes of 16 tokens; its dwords are 32 bits of a token's stream; a dword of values is 4
+ * channels. */
+ATH_INLINE ath_unpack_avx512 ath_unpack_keys_avx512(const ath_turbo_code *code, ath_unpack_kind kind,
+                                                    int8_t offset) {
+    ath_unpack_avx512 u;
+    const int64_t ones = 0x0101010101010101;
+    __m512i token = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    token = _mm512_mullo_epi32(token, _mm512_set1_epi32(0x01010101));
+    u.gather = _mm512_add_epi32(token, _mm512_set1_epi32(0x30201000));
+    int bytes = code->k * kind.quads / 2, end = 0; /* of a window, without what its last states look ahead */
+    for (int i = 3; i >= 0; i--) end = end << 8 | (i < bytes ? 16 * i : 64 + 16 * (i - bytes));
+    u.gather_end = _mm512_add_epi32(token, _mm512_set1_epi32(end));
+    int64_t channels = (0x03020100LL | 0x03020100LL << 32) * code->k + (0x20202020LL << 32);
+    u.shift[0] = _mm512_set1_epi64(channels);
+    u.shift[1] = _mm512_set1_epi64(channels + 4 * code->k * ones);
+    ath_unpack_table_avx512(&u, code, offset);
     return u;
 }
 
-/* Reads 32 bytes. */
-ATH_INLINE __m512i ath_unpack_avx512_unit(const ath_unpack_avx512 *u, const uint8_t *unit) {
-    __m512i x = _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)unit));
-    x = _mm512_multishift_epi64_epi8(u->shift, _mm512_permutexvar_epi8(u->gather, x));
-    return _mm512_permutexvar_epi8(x, u->table);
+/* V: a window is 16 channels of 4 tokens; its quadwords are 16 bits of each of them; a dword of values is 4
+ * tokens. */
+ATH_INLINE ath_unpack_avx512 ath_unpack_values_avx512(const ath_turbo_code *code) {
+    ath_unpack_avx512 u;
+    const int64_t ones = 0x0101010101010101;
+    __m512i bit =
+        _mm512_mullo_epi64(_mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), _mm512_set1_epi64(code->k));
+    __m512i first = _mm512_mullo_epi64(_mm512_srli_epi64(bit, 3), _mm512_set1_epi64(4 * ones));
+    u.gather = _mm512_add_epi8(first, _mm512_set1_epi64(0x0703060205010400));
+    int size = 8 * code->k; /* what is at or behind it comes from the start */
+    __mmask64 around = _mm512_cmpge_epu8_mask(u.gather, _mm512_set1_epi8((char)size));
+    u.gather_end = _mm512_mask_add_epi8(u.gather, around, u.gather, _mm512_set1_epi8((char)(64 - size)));
+    __m512i odd = _mm512_mullo_epi64(_mm512_and_si512(bit, _mm512_set1_epi64(7)), _mm512_set1_epi64(ones));
+    int64_t tokens = 0x3020100030201000 + (0x01010101LL << 32) * code->k;
+    u.shift[0] = u.shift[1] = _mm512_add_epi8(odd, _mm512_set1_epi64(tokens));
+    ath_unpack_table_avx512(&u, code, 0);
+    return u;
+}
+
+/* Both read 64 bytes at a time. start: of the part. */
+ATH_INLINE __m512i ath_unpack_window_avx512(const ath_unpack_avx512 *u, const uint8_t *at) {
+    return _mm512_permutexvar_epi8(u->gather, _mm512_loadu_si512(at));
+}
+ATH_INLINE __m512i ath_unpack_window_end_avx512(const ath_unpack_avx512 *u, const uint8_t *at,
+                                                const uint8_t *start) {
+    return _mm512_permutex2var_epi8(_mm512_loadu_si512(at), u->gather_end, _mm512_loadu_si512(start));
+}
+
+/* The i-th 64 values of a window. */
+ATH_INLINE __m512i ath_unpack_avx512_look_up(const ath_unpack_avx512 *u, const ath_unpack_kind kind,
+                                             __m512i window, int i) {
+    __m512i state = _mm512_multishift_epi64_epi8(u->shift[i], window);
+    if (kind.trellis) {
+        __m512i fold = _mm512_multishift_epi64_epi8(u->fold[i], window);
+        state = _mm512_ternarylogic_epi32(state, fold, u->fold_mask, 0x78); /* state ^ (fold & mask) */
+    }
+    return _mm512_permutexvar_epi8(state, u->table);
 }
 
 #endif

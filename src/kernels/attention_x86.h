@@ -4,7 +4,7 @@
 
 #include "kernels/attention.h"
 
-#define ATH_INLINE static inline __attribute__((always_inline))
+#include "kernels/unroll.h"
 
 /* out[i][lane] (+)= sequential fma over steps of a[i][step] * b[step][lane], for n rows and lanes [lane0,
  * lane1). */

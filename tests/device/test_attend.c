@@ -122,7 +122,7 @@ static void test_type_pairs(void **state) {
 static void test_head_dims(void **state) {
     (void)state;
     static const int dims[] = {16, 80, 96, 112, 192, 576};
-    static const ath_kv_type types[] = {ATH_KV_TURBO4, ATH_KV_TURBO3, ATH_KV_TURBO2, ATH_KV_F16};
+    static const ath_kv_type types[] = {ATH_KV_TURBO4_TCQ, ATH_KV_TURBO3, ATH_KV_TURBO2_TCQ, ATH_KV_F16};
     for (int i = 0; i < 6; i++)
         for (int t = 0; t < 4; t++) {
             attend_config c = {types[t], types[(t + i) % 4], dims[i], dims[(i + t) % 6], 2, 1, 0, 0, false};

@@ -14,11 +14,13 @@ from golden import Golden, logits, mean_kld
 from make_golden_like import Shape, make_model
 
 TYPES = ["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "turbo4", "turbo3", "turbo2"]
+TRELLIS = ["turbo4_tcq", "turbo3_tcq", "turbo2_tcq"]
 PLAIN = {"f32", "f16", "bf16"}
-FAMILIES = [["turbo2", "turbo3", "turbo4"], ["q4_0", "q5_0", "q8_0"], ["q4_1", "q5_1", "q8_0"]]
+FAMILIES = [["turbo2", "turbo3", "turbo4"], TRELLIS[::-1], ["q4_0", "q5_0", "q8_0"], ["q4_1", "q5_1", "q8_0"]]
 N_TOKENS = 1024
 ALL = list(itertools.product(TYPES, TYPES))
-NEEDED = [(k, v) for k, v in ALL if k == v or "f16" in (k, v)]
+OF_TRELLIS = [pair for t in TRELLIS for pair in ((t, t), (t, "f16"), ("f16", t))]
+NEEDED = [(k, v) for k, v in ALL if k == v or "f16" in (k, v)] + OF_TRELLIS
 MODELS = ["64 mistral", "128 qwen3", "128 qwen2", "256"]
 
 
@@ -55,7 +57,7 @@ def pairs(request, golden, athanor_release, tmp_path_factory):
     model = Golden(golden / (name or "llama"))
     folder = tmp_path_factory.mktemp("pairs")
     path = model.model if name else make_model(folder / "model.gguf", Shape(head_dim=int(head_dim)))
-    return Pairs(athanor_release, path, model, folder, NEEDED if name == "qwen2" else ALL)
+    return Pairs(athanor_release, path, model, folder, NEEDED if name == "qwen2" else ALL + OF_TRELLIS)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids="-".join)
@@ -63,6 +65,13 @@ def pairs(request, golden, athanor_release, tmp_path_factory):
 def test_error_falls_with_bits(pairs, family, side):
     klds = [pairs.kld[{"K": (t, "f16"), "V": ("f16", t), "both": (t, t)}[side]] for t in family]
     assert klds == sorted(klds, reverse=True) and klds[-1] < klds[0] / 4, f"{family}: {klds}"
+
+
+def test_a_trellis_code_is_better_than_a_scalar_one(pairs):
+    for pair in OF_TRELLIS:
+        scalar = tuple(t.removesuffix("_tcq") for t in pair)
+        assert pairs.kld[pair] < pairs.kld[scalar], f"{pair}: {pairs.kld[pair]:.3g}, {scalar}: {pairs.kld[scalar]:.3g}"
+        assert pairs.stats[pair]["bytes_per_token"] == pairs.stats[scalar]["bytes_per_token"]
 
 
 def test_f16_is_exact(pairs):

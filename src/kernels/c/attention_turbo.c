@@ -4,31 +4,26 @@
 #include "base/half.h"
 #include "kernels/attention_c.h"
 
-/* Code i of a unit. Reads one byte past the last code at most: a page's norms follow its codes. */
-static inline int unit_code(const uint8_t *unit, int bits, int i) {
-    int at = i * bits;
-    int word = unit[at / 8] | unit[at / 8 + 1] << 8;
-    return word >> (at % 8) & ((1 << bits) - 1);
-}
-
 static inline const uint16_t *page_norms(const ath_kv_layout *layout, const uint8_t *page, int part) {
     return (const uint16_t *)(const void *)(page + layout->norms_at) + part * ATH_PAGE_TOKENS;
 }
 
-/* x[i] to codes of step amax / 127. */
-static void quantise_part(const float *x, int n, int8_t *codes, float *step, int32_t *sum) {
-    float amax = 0.0f;
+/* x[i] to integers of step amax / ATH_QUERY_STEPS. */
+static void quantise_part(const float *x, int n, int8_t *high, int8_t *low, float *step, int32_t *sum) {
+    float amax = 0.0f, top = (float)ATH_QUERY_STEPS;
     for (int i = 0; i < n; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
-    float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+    float inverse = amax > 0.0f ? top / amax : 0.0f;
     int32_t total = 0;
     for (int i = 0; i < n; i++) {
         float v = rintf(x[i] * inverse);
-        v = v < 127.0f ? v : 127.0f; /* an amax below 2^-121 makes inverse infinite */
-        v = v > -127.0f ? v : -127.0f;
-        codes[i] = (int8_t)v;
-        total += codes[i];
+        v = v < top ? v : top; /* a tiny amax makes inverse infinite */
+        v = v > -top ? v : -top;
+        int32_t integer = (int32_t)v;
+        high[i] = (int8_t)((integer + 128) >> 8);
+        low[i] = (int8_t)(integer - 256 * high[i]);
+        total += integer;
     }
-    *step = amax * (1.0f / 127.0f);
+    *step = amax * (1.0f / (float)ATH_QUERY_STEPS);
     *sum = total;
 }
 
@@ -47,23 +42,21 @@ void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const f
         ath_rotate(layout, x);
         for (int p = 0; p < layout->n_parts; p++) {
             int start = layout->part_start[p];
-            quantise_part(x + start, layout->part_dim[p], out->codes + start, &out->step[p], &out->sum[p]);
+            quantise_part(x + start, layout->part_dim[p], out->high + start, out->low + start, &out->step[p],
+                          &out->sum[p]);
         }
     }
 }
 
-/* Score of one token: the integer products are exact, so their order is free. */
+/* Score of one token, values being those of its page row. The integer sums are exact, so their order is free.
+ */
 static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q,
-                         int token) {
-    const int8_t *table = ath_turbo_table(layout->type);
-    int bits = ath_kv_turbo_bits(layout->type), quads = layout->head_dim / 4;
-    const uint8_t *units = page + (size_t)(token / 16) * quads * 8 * bits;
+                         int token, const int8_t *values) {
     float score = q->bias;
     for (int p = 0; p < layout->n_parts; p++) {
         int32_t dot = 0;
         int end = layout->part_start[p] + layout->part_dim[p];
-        for (int c = layout->part_start[p]; c < end; c++)
-            dot += table[unit_code(units + c / 4 * 8 * bits, bits, token % 16 * 4 + c % 4)] * q->codes[c];
+        for (int c = layout->part_start[p]; c < end; c++) dot += values[c] * (256 * q->high[c] + q->low[c]);
         float norm = ath_bf16_to_f32(page_norms(layout, page, p)[token]);
         score = fmaf(norm * q->step[p], (float)dot, score);
     }
@@ -72,8 +65,13 @@ static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const
 
 void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
                         int group0, int group1, float *scores) {
-    for (int i = 0; i < n; i++, scores += ATH_PAGE_TOKENS)
-        for (int t = 16 * group0; t < 16 * group1; t++) scores[t] = turbo_score(layout, page, &q[i], t);
+    for (int t = 16 * group0; t < 16 * group1; t++) {
+        int8_t values[ATH_MAX_HEAD_DIM];
+        for (int p = 0; p < layout->n_parts; p++)
+            ath_turbo_values(layout, page, p, (size_t)t, values + layout->part_start[p]);
+        for (int i = 0; i < n; i++)
+            scores[i * ATH_PAGE_TOKENS + t] = turbo_score(layout, page, &q[i], t, values);
+    }
 }
 
 /* Weights times norms as integers of 0 .. ATH_WEIGHT_STEPS; returns the value of a step. */
@@ -95,21 +93,18 @@ static float quantise_weights(const uint16_t *norms, int lo, int hi, const float
 
 void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
                             const float *weights, int n, float *acc) {
-    const int8_t *table = ath_turbo_table(layout->type);
-    int bits = ath_kv_turbo_bits(layout->type), head_dim = layout->head_dim;
-    for (int i = 0; i < n; i++, weights += ATH_PAGE_TOKENS, acc += head_dim) {
-        for (int p = 0; p < layout->n_parts; p++) {
-            int32_t w[ATH_PAGE_TOKENS];
-            float step = quantise_weights(page_norms(layout, page, p), lo, hi, weights, w);
-            int end = layout->part_start[p] + layout->part_dim[p];
-            for (int c = layout->part_start[p]; c < end; c++) {
-                int32_t dot = 0;
-                for (int t = 0; t < ATH_PAGE_TOKENS; t++) {
-                    const uint8_t *unit = page + ((size_t)(t / 4) * (head_dim / 16) + c / 16) * 8 * bits;
-                    dot += w[t] * table[unit_code(unit, bits, c % 16 * 4 + t % 4)];
-                }
-                acc[c] = fmaf(step, (float)dot, acc[c]);
-            }
+    for (int p = 0; p < layout->n_parts; p++) {
+        int dim = layout->part_dim[p];
+        int8_t values[ATH_PAGE_TOKENS][128];
+        for (size_t t = 0; t < ATH_PAGE_TOKENS; t++) ath_turbo_values(layout, page, p, t, values[t]);
+        for (int i = 0; i < n; i++) {
+            int32_t w[ATH_PAGE_TOKENS], dot[128] = {0};
+            float step =
+                quantise_weights(page_norms(layout, page, p), lo, hi, weights + i * ATH_PAGE_TOKENS, w);
+            for (int t = 0; t < ATH_PAGE_TOKENS; t++)
+                for (int c = 0; c < dim; c++) dot[c] += w[t] * values[t][c];
+            float *out = acc + (int64_t)i * layout->head_dim + layout->part_start[p];
+            for (int c = 0; c < dim; c++) out[c] = fmaf(step, (float)dot[c], out[c]);
         }
     }
 }

@@ -1,6 +1,5 @@
-/* Attention on turbo pages with AVX2. Products of int8 with int8 (scores) use |value| and the query with the
- * value's sign, because pairs of them then fit 16 bits; products with 15-bit weights widen the values of even
- * and odd tokens. */
+/* Attention on turbo pages with AVX2: table values widened to 16 bits times queries in 16 or weights in 15
+ * bits, two products to a sum of 32 bits. */
 #include <string.h>
 
 #include "base/half.h"
@@ -12,24 +11,32 @@ ATH_INLINE int32_t load_4_bytes(const void *p) {
     return x;
 }
 
-/* x (destroyed) to codes. */
-static void quantise_part(float *x, int n, int8_t *codes, float *step, int32_t *sum) {
+ATH_INLINE int64_t load_8_bytes(const void *p) {
+    int64_t x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+/* x to integers of 16 bits. */
+static void quantise_part(const float *x, int n, int8_t *high, int8_t *low, float *step, int32_t *sum) {
+    const float most = (float)ATH_QUERY_STEPS;
     __m256 amax = _mm256_setzero_ps(), sign = _mm256_set1_ps(-0.0f);
     for (int i = 0; i < n; i += 8) amax = _mm256_max_ps(amax, _mm256_andnot_ps(sign, _mm256_loadu_ps(x + i)));
     float top = ath_max_lanes_avx2(amax);
-    __m256 inverse = _mm256_set1_ps(top > 0.0f ? 127.0f / top : 0.0f);
+    __m256 inverse = _mm256_set1_ps(top > 0.0f ? most / top : 0.0f);
     int32_t total = 0;
     for (int i = 0; i < n; i += 8) {
-        __m256 y = _mm256_min_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse), _mm256_set1_ps(127.0f));
-        int32_t code[8];
-        _mm256_storeu_si256((__m256i *)(void *)code,
-                            _mm256_cvtps_epi32(_mm256_max_ps(y, _mm256_set1_ps(-127.0f))));
+        __m256 y = _mm256_min_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse), _mm256_set1_ps(most));
+        int32_t integer[8];
+        _mm256_storeu_si256((__m256i *)(void *)integer,
+                            _mm256_cvtps_epi32(_mm256_max_ps(y, _mm256_set1_ps(-most))));
         for (int j = 0; j < 8; j++) {
-            codes[i + j] = (int8_t)code[j];
-            total += code[j];
+            high[i + j] = (int8_t)((integer[j] + 128) >> 8);
+            low[i + j] = (int8_t)(integer[j] - 256 * high[i + j]);
+            total += integer[j];
         }
     }
-    *step = top * (1.0f / 127.0f);
+    *step = top * (1.0f / (float)ATH_QUERY_STEPS);
     *sum = total;
 }
 
@@ -58,30 +65,57 @@ static void turbo_query(const ath_kv_layout *layout, const uint8_t *page, const 
             int start = layout->part_start[p], dim = layout->part_dim[p];
             ath_hadamard_avx2(x + start, dim);
             multiply(x + start, NULL, ath_rotation_scale(dim), dim);
-            quantise_part(x + start, dim, out->codes + start, &out->step[p], &out->sum[p]);
+            quantise_part(x + start, dim, out->high + start, out->low + start, &out->step[p], &out->sum[p]);
         }
     }
 }
 
-/* 16 tokens against n heads, a constant where it is called. */
-ATH_INLINE void scores_group(const int n, const ath_unpack_avx2 *unpack, const ath_kv_layout *layout,
-                             const uint8_t *units, const uint8_t *norms, const ath_turbo_query *q,
-                             float *scores) {
+/* Queries in 16-bit integers, of up to 4 heads. */
+typedef struct wide_queries {
+    int16_t q[4][ATH_MAX_HEAD_DIM];
+} wide_queries;
+
+static void widen_query(const ath_turbo_query *q, int n, int16_t *out) {
+    for (int c = 0; c < n; c += 16) {
+        __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(q->high + c)));
+        __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(q->low + c)));
+        low = _mm256_add_epi16(_mm256_slli_epi16(high, 8), low);
+        _mm256_storeu_si256((__m256i *)(void *)(out + c), low);
+    }
+}
+
+/* Channels c, c + 1 of 16 tokens times n heads. */
+ATH_INLINE void scores_pair(const int n, __m256i values, const wide_queries *wide, int c, __m256i (*dot)[2]) {
+    __m256i first = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(values));
+    __m256i second = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(values, 1));
+    ATH_UNROLL
+    for (int h = 0; h < n; h++) {
+        __m256i q = _mm256_set1_epi32(load_4_bytes(&wide->q[h][c]));
+        dot[h][0] = _mm256_add_epi32(dot[h][0], _mm256_madd_epi16(first, q));
+        dot[h][1] = _mm256_add_epi32(dot[h][1], _mm256_madd_epi16(second, q));
+    }
+}
+
+/* 16 tokens against n heads, a constant where it is called. planes: those of the tokens; norms: of the first
+ * part. */
+ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_unpack_avx2 *unpack,
+                             const ath_kv_layout *layout, const uint8_t *planes, const uint8_t *norms,
+                             const ath_turbo_query *q, const wide_queries *wide, float *scores) {
     __m256 score[4][2];
     for (int h = 0; h < n; h++) score[h][0] = score[h][1] = _mm256_set1_ps(q[h].bias);
     for (int p = 0; p < layout->n_parts; p++) {
         __m256i dot[4][2];
         for (int h = 0; h < n; h++) dot[h][0] = dot[h][1] = _mm256_setzero_si256();
-        int end = layout->part_start[p] + layout->part_dim[p];
-        for (int c = layout->part_start[p]; c < end; c += 4, units += unpack->bytes)
-            for (int half = 0; half < 2; half++) {
-                __m256i values = ath_unpack_avx2_half(unpack, units, half), size = _mm256_abs_epi8(values);
-                for (int h = 0; h < n; h++) {
-                    __m256i x = _mm256_sign_epi8(_mm256_set1_epi32(load_4_bytes(q[h].codes + c)), values);
-                    x = _mm256_madd_epi16(_mm256_maddubs_epi16(size, x), _mm256_set1_epi16(1));
-                    dot[h][half] = _mm256_add_epi32(dot[h][half], x);
-                }
+        int start = layout->part_start[p], dim = layout->part_dim[p], size = dim * kind.k / 8;
+        for (int c = 0; c < dim; c += 8) {
+            ATH_UNROLL
+            for (int i = 0; i < 8; i += 2) {
+                __m256i values =
+                    ath_unpack_key_pair(unpack, kind, planes, size, c + i, ath_unpack_bit(kind, i));
+                scores_pair(n, values, wide, start + c + i, dot);
             }
+        }
+        planes += 16 * size;
         for (int half = 0; half < 2; half++) {
             __m256 norm = ath_load_bf16_avx2(norms + (size_t)p * ATH_PAGE_TOKENS * 2 + 16 * half);
             for (int h = 0; h < n; h++)
@@ -94,32 +128,43 @@ ATH_INLINE void scores_group(const int n, const ath_unpack_avx2 *unpack, const a
             _mm256_storeu_ps(scores + h * ATH_PAGE_TOKENS + 8 * half, score[h][half]);
 }
 
-static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
-                         int group0, int group1, float *scores) {
-    ath_unpack_avx2 unpack = ath_unpack_init_avx2(layout->type);
-    for (int g = group0; g < group1; g++) {
-        const uint8_t *units = page + (size_t)g * (size_t)(layout->head_dim / 4) * (size_t)unpack.bytes;
-        const uint8_t *norms = page + layout->norms_at + 32 * (size_t)g;
-        for (int h = 0; h < n; h += 3) {
+ATH_INLINE void scores_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                            const ath_turbo_query *q, int n, int group0, int group1, float *scores) {
+    ath_unpack_avx2 unpack = ath_unpack_keys_avx2(ath_turbo_code_of(layout->type));
+    for (int h = 0; h < n; h += 4, q += 4) {
+        wide_queries wide;
+        int heads = n - h < 4 ? n - h : 4;
+        for (int i = 0; i < heads; i++) widen_query(&q[i], layout->head_dim, wide.q[i]);
+        for (int g = group0; g < group1; g++) {
+            const uint8_t *planes = page + (int64_t)g * layout->head_dim * 2 * kind.k;
+            const uint8_t *norms = page + layout->norms_at + 32 * (size_t)g;
             float *out = scores + 16 * g + h * ATH_PAGE_TOKENS;
-            if (n - h == 1)
-                scores_group(1, &unpack, layout, units, norms, q + h, out);
-            else if (n - h == 2)
-                scores_group(2, &unpack, layout, units, norms, q + h, out);
+            if (heads == 1)
+                scores_group(1, kind, &unpack, layout, planes, norms, q, &wide, out);
+            else if (heads == 2)
+                scores_group(2, kind, &unpack, layout, planes, norms, q, &wide, out);
+            else if (heads == 3)
+                scores_group(3, kind, &unpack, layout, planes, norms, q, &wide, out);
             else
-                scores_group(3, &unpack, layout, units, norms, q + h, out);
+                scores_group(4, kind, &unpack, layout, planes, norms, q, &wide, out);
         }
     }
 }
 
-/* Weights of one head and part in 15 bits: pairs of tokens 4i, 4i + 2 and 4i + 1, 4i + 3, and the value of a
- * step. */
-typedef struct weight_pairs {
-    int16_t even[ATH_PAGE_TOKENS / 2], odd[ATH_PAGE_TOKENS / 2];
-    float step;
-} weight_pairs;
+static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
+                         int group0, int group1, float *scores) {
+#define SCORES(kind) scores_page(kind, layout, page, q, n, group0, group1, scores)
+    ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), SCORES);
+#undef SCORES
+}
 
-static void quantise_weights(const uint8_t *norms, int lo, int hi, const float *weights, weight_pairs *out) {
+/* Weights of one head and part in 15 bits, and the value of a step. */
+typedef struct wide_weights {
+    int16_t w[ATH_PAGE_TOKENS];
+    float step;
+} wide_weights;
+
+static void quantise_weights(const uint8_t *norms, int lo, int hi, const float *weights, wide_weights *out) {
     float w[ATH_PAGE_TOKENS];
     __m256 max = _mm256_setzero_ps();
     for (int t = 0; t < ATH_PAGE_TOKENS; t += 8) {
@@ -135,60 +180,66 @@ static void quantise_weights(const uint8_t *norms, int lo, int hi, const float *
         int32_t code[8];
         x = _mm256_min_ps(x, _mm256_set1_ps((float)ATH_WEIGHT_STEPS));
         _mm256_storeu_si256((__m256i *)(void *)code, _mm256_cvtps_epi32(x));
-        for (int i = 0; i < 4; i++) {
-            out->even[t / 2 + i] = (int16_t)code[2 * i];
-            out->odd[t / 2 + i] = (int16_t)code[2 * i + 1];
-        }
+        for (int i = 0; i < 8; i++) out->w[t + i] = (int16_t)code[i];
     }
     out->step = top * (1.0f / (float)ATH_WEIGHT_STEPS);
 }
 
-/* 16 channels of n heads, a constant where it is called, over all tokens. */
-ATH_INLINE void values_tile(const int n, const ath_unpack_avx2 *unpack, const uint8_t *units,
-                            int64_t row_bytes, const weight_pairs *w, float *acc, int64_t acc_stride) {
-    __m256i dot[3][2];
-    for (int h = 0; h < n; h++) dot[h][0] = dot[h][1] = _mm256_setzero_si256();
-    for (int t = 0; t < ATH_PAGE_TOKENS; t += 4, units += row_bytes)
-        for (int half = 0; half < 2; half++) {
-            __m256i values = ath_unpack_avx2_half(unpack, units, half);
-            __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(values, 8), 8),
-                    odd = _mm256_srai_epi16(values, 8);
-            for (int h = 0; h < n; h++) {
-                __m256i x = _mm256_madd_epi16(even, _mm256_set1_epi32(load_4_bytes(w[h].even + t / 2)));
-                __m256i y = _mm256_madd_epi16(odd, _mm256_set1_epi32(load_4_bytes(w[h].odd + t / 2)));
-                dot[h][half] = _mm256_add_epi32(dot[h][half], _mm256_add_epi32(x, y));
-            }
+/* 8 channels, from c of a part on, of n heads, a constant where it is called, over all tokens. codes: of the
+ * part's first 4 tokens; size: bytes of its stream. */
+ATH_INLINE void values_tile(const int n, const ath_unpack_kind kind, const ath_unpack_avx2 *unpack,
+                            const uint8_t *codes, int size, int64_t row_bytes, int c, const wide_weights *w,
+                            float *acc, int64_t acc_stride) {
+    __m256i even[3], odd[3]; /* channels c, c + 2 ... and c + 1, c + 3 ...: a quadword has two sums of one */
+    for (int h = 0; h < n; h++) even[h] = odd[h] = _mm256_setzero_si256();
+    for (int t = 0; t < ATH_PAGE_TOKENS; t += 4, codes += row_bytes) {
+        __m256i values = ath_unpack_value_eight(unpack, kind, codes, size, c);
+        __m256i low = ath_low_bytes_avx2(values), high = ath_high_bytes_avx2(values);
+        ATH_UNROLL
+        for (int h = 0; h < n; h++) {
+            __m256i weights = _mm256_set1_epi64x(load_8_bytes(w[h].w + t));
+            even[h] = _mm256_add_epi32(even[h], _mm256_madd_epi16(low, weights));
+            odd[h] = _mm256_add_epi32(odd[h], _mm256_madd_epi16(high, weights));
         }
-    for (int h = 0; h < n; h++)
-        for (int half = 0; half < 2; half++) {
-            float *a = acc + h * acc_stride + 8 * half;
-            __m256 x = _mm256_cvtepi32_ps(dot[h][half]);
-            _mm256_storeu_ps(a, _mm256_fmadd_ps(_mm256_set1_ps(w[h].step), x, _mm256_loadu_ps(a)));
+    }
+    for (int h = 0; h < n; h++) {
+        __m256i dot = _mm256_shuffle_epi32(_mm256_hadd_epi32(even[h], odd[h]), 0xd8);
+        float *a = acc + h * acc_stride + c;
+        _mm256_storeu_ps(
+            a, _mm256_fmadd_ps(_mm256_set1_ps(w[h].step), _mm256_cvtepi32_ps(dot), _mm256_loadu_ps(a)));
+    }
+}
+
+/* Up to 3 heads. */
+ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                            int lo, int hi, const float *weights, int n, float *acc) {
+    ath_unpack_avx2 unpack = ath_unpack_values_avx2(ath_turbo_code_of(layout->type), kind);
+    int64_t stride = layout->head_dim, row_bytes = stride * kind.k / 2;
+    for (int p = 0; p < layout->n_parts; p++) {
+        wide_weights w[3];
+        int start = layout->part_start[p], dim = layout->part_dim[p], size = dim * kind.k / 8;
+        const uint8_t *norms = page + layout->norms_at + (size_t)p * ATH_PAGE_TOKENS * 2,
+                      *codes = page + start * kind.k / 2;
+        float *out = acc + start;
+        for (int h = 0; h < n; h++) quantise_weights(norms, lo, hi, weights + h * ATH_PAGE_TOKENS, &w[h]);
+        for (int c = 0; c < dim; c += 8) {
+            if (n == 1)
+                values_tile(1, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
+            else if (n == 2)
+                values_tile(2, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
+            else
+                values_tile(3, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
         }
+    }
 }
 
 static void turbo_accumulate(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
                              const float *weights, int n, float *acc) {
-    ath_unpack_avx2 unpack = ath_unpack_init_avx2(layout->type);
-    int64_t stride = layout->head_dim, row_bytes = layout->head_dim / 16 * unpack.bytes;
-    for (int i = 0; i < n; i += 3, weights += 3 * ATH_PAGE_TOKENS, acc += 3 * stride) {
+    for (int i = 0; i < n; i += 3, weights += 3 * ATH_PAGE_TOKENS, acc += 3 * layout->head_dim) {
         int heads = n - i < 3 ? n - i : 3;
-        for (int p = 0; p < layout->n_parts; p++) {
-            weight_pairs w[3];
-            const uint8_t *norms = page + layout->norms_at + (size_t)p * ATH_PAGE_TOKENS * 2;
-            for (int h = 0; h < heads; h++)
-                quantise_weights(norms, lo, hi, weights + h * ATH_PAGE_TOKENS, &w[h]);
-            int end = layout->part_start[p] + layout->part_dim[p];
-            for (int c = layout->part_start[p]; c < end; c += 16) {
-                const uint8_t *units = page + c / 16 * unpack.bytes;
-                if (heads == 1)
-                    values_tile(1, &unpack, units, row_bytes, w, acc + c, stride);
-                else if (heads == 2)
-                    values_tile(2, &unpack, units, row_bytes, w, acc + c, stride);
-                else
-                    values_tile(3, &unpack, units, row_bytes, w, acc + c, stride);
-            }
-        }
+#define VALUES(kind) values_page(kind, layout, page, lo, hi, weights, heads, acc)
+        ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), VALUES);
+#undef VALUES
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/half.h"
 #include "kernels/attention_avx512.h"
+#include "kernels/trellis_x86.h"
 
 enum { TOKENS = ATH_PAGE_TOKENS };
 
@@ -43,16 +44,22 @@ ATH_INLINE __m512 byte_of_lanes(__m512i x, int i) {
 }
 
 /* 16 tokens of one part of a K page. */
-static void expand_key_column(const ath_kv_layout *layout, int part, int group,
-                              const ath_unpack_avx512 *unpack, const uint8_t *page, float *tile) {
-    int start = layout->part_start[part], dim = layout->part_dim[part];
-    const uint8_t *units = page + ((int64_t)group * layout->head_dim + start) / 4 * unpack->bytes;
+ATH_INLINE void expand_key_column(const ath_unpack_kind kind, const ath_kv_layout *layout, int part,
+                                  int group, const ath_unpack_avx512 *unpack, const uint8_t *page,
+                                  float *tile) {
+    int start = layout->part_start[part], dim = layout->part_dim[part], k = ath_kv_turbo_bits(layout->type);
+    const uint8_t *first = page + ((int64_t)group * layout->head_dim + start) * 2 * k, *planes = first;
     __m512 norm = ath_load_bf16_avx512(page + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group));
     column col;
-    for (int c = 0; c < dim; c += 4, units += unpack->bytes) {
-        __m512i values = ath_unpack_avx512_unit(unpack, units);
-        for (int i = 0; i < 4; i++)
-            _mm512_store_ps(col.x + (c + i) * 16, _mm512_mul_ps(norm, byte_of_lanes(values, i)));
+    for (int c = 0; c < dim; c += 4 * kind.quads, planes += 8 * k * kind.quads) {
+        __m512i window = kind.trellis && c + 4 * kind.quads == dim
+                             ? ath_unpack_window_end_avx512(unpack, planes, first)
+                             : ath_unpack_window_avx512(unpack, planes);
+        for (int j = 0; j < kind.quads; j++) {
+            __m512i values = ath_unpack_avx512_look_up(unpack, kind, window, j);
+            for (int i = 0; i < 4; i++)
+                _mm512_store_ps(col.x + (c + 4 * j + i) * 16, _mm512_mul_ps(norm, byte_of_lanes(values, i)));
+        }
     }
     hadamard_column(col.x, dim);
     float *out = tile + (int64_t)start * TOKENS + 16 * group;
@@ -68,15 +75,21 @@ static void expand_key_column(const ath_kv_layout *layout, int part, int group,
 }
 
 /* 4 tokens of one part of a V page. */
-ATH_INLINE void expand_value_rows(const int n_regs, const ath_kv_layout *layout, int part, int token,
-                                  const ath_unpack_avx512 *unpack, const uint8_t *page, float *tile) {
-    int start = layout->part_start[part];
-    const uint8_t *units = page + (token / 4 * (layout->head_dim / 16) + start / 16) * unpack->bytes;
+ATH_INLINE void expand_value_rows(const int n_regs, const ath_unpack_kind kind, const ath_kv_layout *layout,
+                                  int part, int token, const ath_unpack_avx512 *unpack, const uint8_t *page,
+                                  float *tile) {
+    int start = layout->part_start[part], k = ath_kv_turbo_bits(layout->type);
+    const uint8_t *first = page + (token / 4 * layout->head_dim + start) * k / 2;
     const uint16_t *norms = (const uint16_t *)(const void *)(page + layout->norms_at) + part * TOKENS + token;
     const float *signs = ath_rotation_signs() + start;
     __m512 scale = _mm512_set1_ps(ath_rotation_scale(layout->part_dim[part]));
     __m512i values[8];
-    for (int g = 0; g < n_regs; g++) values[g] = ath_unpack_avx512_unit(unpack, units + g * unpack->bytes);
+    for (int g = 0; g < n_regs; g++) {
+        const uint8_t *at = first + 8 * k * g;
+        __m512i window = kind.trellis && g == n_regs - 1 ? ath_unpack_window_end_avx512(unpack, at, first)
+                                                         : ath_unpack_window_avx512(unpack, at);
+        values[g] = ath_unpack_avx512_look_up(unpack, kind, window, 0);
+    }
     for (int t = 0; t < 4; t++) {
         __m512 v[8], norm = _mm512_set1_ps(ath_bf16_to_f32(norms[t]));
         for (int g = 0; g < n_regs; g++) v[g] = _mm512_mul_ps(norm, byte_of_lanes(values[g], t));
@@ -89,30 +102,74 @@ ATH_INLINE void expand_value_rows(const int n_regs, const ath_kv_layout *layout,
     }
 }
 
+ATH_INLINE void expand_keys(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                            float *tile) {
+    ath_unpack_avx512 unpack = ath_unpack_keys_avx512(ath_turbo_code_of(layout->type), kind, 0);
+    for (int p = 0; p < layout->n_parts; p++)
+        for (int g = 0; g < TOKENS / 16; g++) expand_key_column(kind, layout, p, g, &unpack, page, tile);
+}
+
+ATH_INLINE void expand_values(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                              float *tile) {
+    ath_unpack_avx512 unpack = ath_unpack_values_avx512(ath_turbo_code_of(layout->type));
+    for (int p = 0; p < layout->n_parts; p++) {
+        int dim = layout->part_dim[p];
+        for (int t = 0; t < TOKENS; t += 4) {
+            if (dim == 128)
+                expand_value_rows(8, kind, layout, p, t, &unpack, page, tile);
+            else if (dim == 64)
+                expand_value_rows(4, kind, layout, p, t, &unpack, page, tile);
+            else if (dim == 32)
+                expand_value_rows(2, kind, layout, p, t, &unpack, page, tile);
+            else
+                expand_value_rows(1, kind, layout, p, t, &unpack, page, tile);
+        }
+    }
+}
+
 static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile) {
     if (!ath_kv_type_is_turbo(layout->type)) {
         ath_kv_decode_page(layout, page, tile);
         return;
     }
-    ath_unpack_avx512 unpack = ath_unpack_init_avx512(layout->type, 0);
-    for (int p = 0; p < layout->n_parts; p++) {
-        int dim = layout->part_dim[p];
-        for (int g = 0; layout->is_key && g < TOKENS / 16; g++)
-            expand_key_column(layout, p, g, &unpack, page, tile);
-        for (int t = 0; !layout->is_key && t < TOKENS; t += 4) {
-            if (dim == 128)
-                expand_value_rows(8, layout, p, t, &unpack, page, tile);
-            else if (dim == 64)
-                expand_value_rows(4, layout, p, t, &unpack, page, tile);
-            else if (dim == 32)
-                expand_value_rows(2, layout, p, t, &unpack, page, tile);
-            else
-                expand_value_rows(1, layout, p, t, &unpack, page, tile);
-        }
-    }
+#define KEYS(kind)   expand_keys(kind, layout, page, tile)
+#define VALUES(kind) expand_values(kind, layout, page, tile)
+    if (layout->is_key)
+        ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), KEYS);
+    else
+        ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), VALUES);
+#undef KEYS
+#undef VALUES
 }
 
 /* ---- encoding */
+
+/* 16 rows of 16 f16 values, `stride` apart, to the columns x[16][TOKENS]. */
+static void transpose_16(const uint16_t *rows, int64_t stride, float *x) {
+    __m512 r[16], t[16];
+    for (int i = 0; i < 16; i++) r[i] = ath_load_f16_avx512(rows + i * stride);
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) /* r[i + j]: columns j, 4 + j, 8 + j, 12 + j of rows i to i + 3 */
+        for (int j = 0; j < 4; j++) {
+            __m512d low = _mm512_castps_pd(t[i + j / 2]), high = _mm512_castps_pd(t[i + j / 2 + 2]);
+            r[i + j] =
+                _mm512_castpd_ps(j % 2 ? _mm512_unpackhi_pd(low, high) : _mm512_unpacklo_pd(low, high));
+        }
+    for (int j = 0; j < 4; j++) {
+        __m512 even[2], odd[2]; /* columns j and 8 + j, 4 + j and 12 + j, of rows 0 to 7 and 8 to 15 */
+        for (int i = 0; i < 2; i++) {
+            even[i] = _mm512_shuffle_f32x4(r[8 * i + j], r[8 * i + 4 + j], 0x88);
+            odd[i] = _mm512_shuffle_f32x4(r[8 * i + j], r[8 * i + 4 + j], 0xdd);
+        }
+        _mm512_storeu_ps(x + j * TOKENS, _mm512_shuffle_f32x4(even[0], even[1], 0x88));
+        _mm512_storeu_ps(x + (4 + j) * TOKENS, _mm512_shuffle_f32x4(odd[0], odd[1], 0x88));
+        _mm512_storeu_ps(x + (8 + j) * TOKENS, _mm512_shuffle_f32x4(even[0], even[1], 0xdd));
+        _mm512_storeu_ps(x + (12 + j) * TOKENS, _mm512_shuffle_f32x4(odd[0], odd[1], 0xdd));
+    }
+}
 
 /* x[head_dim][128] of a K tile, or of a V tile by transposing blocks of 16 x 16. */
 static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *x) {
@@ -122,12 +179,9 @@ static void load_tile(const ath_kv_layout *layout, const uint16_t *tile, float *
             _mm512_storeu_ps(x + i, ath_load_f16_avx512(tile + i));
         return;
     }
-    __m512i rows = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                      _mm512_set1_epi32(TOKENS));
-    for (int t = 0; t < TOKENS; t++)
-        for (int c = 0; c < dim; c += 16)
-            _mm512_i32scatter_ps(x + c * TOKENS + t, rows, ath_load_f16_avx512(tile + (int64_t)t * dim + c),
-                                 4);
+    for (int c = 0; c < dim; c += 16)
+        for (int t = 0; t < TOKENS; t += 16)
+            transpose_16(tile + (int64_t)t * dim + c, dim, x + c * TOKENS + t);
 }
 
 /* The stored mean of a row of tokens, taken out of it. Returns its f16. */
@@ -170,45 +224,75 @@ static void prepare_key(const ath_kv_layout *layout, float *x, uint8_t *out) {
     }
 }
 
-/* How a unit is made of 64 codes in bytes. */
-typedef struct packer {
-    __m512i pairs, fours, order; /* multipliers for two bytes, two words; the used bytes of every quadword */
-    __mmask64 used;
-    int bits;
-} packer;
+/* Writes the streams of 16 tokens, up to 4 bytes of each at a time. */
+typedef struct stream_writer {
+    uint8_t *at[4];         /* K: the planes; V: those of each 4 tokens */
+    __m512i order, pending; /* pending: the bits not written yet */
+    int n_at, n_bits;
+} stream_writer;
 
-static packer packer_init(int bits) {
-    uint8_t order[64] = {0};
-    for (int i = 0; i < 8 * bits; i++) order[i] = (uint8_t)(i / bits * 8 + i % bits);
-    return (packer){.pairs = _mm512_set1_epi16((short)(1 | 1 << (bits + 8))),
-                    .fours = _mm512_set1_epi32(1 | 1 << (2 * bits + 16)),
-                    .order = _mm512_loadu_si512(order),
-                    .used = ((__mmask64)1 << 8 * bits) - 1,
-                    .bits = bits};
+static stream_writer writer_init(const ath_kv_layout *layout, int part, int group, uint8_t *out) {
+    int64_t stream = (int64_t)layout->head_dim * ath_kv_turbo_bits(layout->type) / 8;
+    int64_t start = (int64_t)layout->part_start[part] * ath_kv_turbo_bits(layout->type) / 8;
+    __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    stream_writer w = {.pending = _mm512_setzero_si512(), .n_at = layout->is_key ? 1 : 4};
+    if (layout->is_key) { /* plane j: byte j of every dword */
+        __m512i byte = _mm512_srli_epi32(lane, 2),
+                token = _mm512_and_si512(_mm512_slli_epi32(lane, 4), _mm512_set1_epi32(48));
+        w.order =
+            _mm512_add_epi32(_mm512_mullo_epi32(_mm512_add_epi32(byte, token), _mm512_set1_epi32(0x01010101)),
+                             _mm512_set1_epi32(0x0c080400));
+        w.at[0] = out + 16 * (stream * group + start);
+    } else { /* the same in every 128 bits */
+        __m512i byte = _mm512_and_si512(lane, _mm512_set1_epi32(3));
+        w.order = _mm512_add_epi32(_mm512_mullo_epi32(byte, _mm512_set1_epi32(0x01010101)),
+                                   _mm512_set1_epi32(0x0c080400));
+        for (int i = 0; i < 4; i++) w.at[i] = out + 4 * (stream * (4 * group + i) + start);
+    }
+    return w;
 }
 
-static inline void pack_unit(const packer *p, __m512i codes, uint8_t *unit) {
-    __m512i x = _mm512_madd_epi16(_mm512_maddubs_epi16(codes, p->pairs), p->fours);
-    __m512i high = _mm512_slli_epi64(_mm512_srli_epi64(x, 32), (unsigned)(4 * p->bits));
-    x = _mm512_or_si512(_mm512_and_si512(x, _mm512_set1_epi64(0xffffffff)), high);
-    _mm512_mask_storeu_epi8(unit, p->used, _mm512_permutexvar_epi8(p->order, x));
+/* The low n_bytes bytes of every token's dword. */
+static inline void writer_bytes(stream_writer *w, __m512i dwords, int n_bytes) {
+    if (w->n_at == 1) {
+        __mmask64 used = n_bytes == 4 ? ~(__mmask64)0 : ((__mmask64)1 << 16 * n_bytes) - 1;
+        _mm512_mask_storeu_epi8(w->at[0], used, _mm512_permutexvar_epi8(w->order, dwords));
+        w->at[0] += 16 * n_bytes;
+        return;
+    }
+    __m512i x = _mm512_shuffle_epi8(dwords, w->order);
+    __m128i four[4] = {_mm512_castsi512_si128(x), _mm512_extracti32x4_epi32(x, 1),
+                       _mm512_extracti32x4_epi32(x, 2), _mm512_extracti32x4_epi32(x, 3)};
+    for (int i = 0; i < 4; i++) {
+        _mm_mask_storeu_epi8(w->at[i], (__mmask16)((1u << 4 * n_bytes) - 1), four[i]);
+        w->at[i] += 4 * n_bytes;
+    }
 }
 
-/* What one scan over the channels of a part needs to turn a value into its code. */
+/* A symbol of k bits of every token. */
+static inline void writer_symbol(stream_writer *w, __m512i symbol, int k) {
+    w->pending = _mm512_or_si512(w->pending, _mm512_sll_epi32(symbol, _mm_cvtsi32_si128(w->n_bits)));
+    w->n_bits += k;
+    if (w->n_bits < 32) return;
+    writer_bytes(w, w->pending, 4);
+    w->n_bits -= 32;
+    w->pending = _mm512_srl_epi32(symbol, _mm_cvtsi32_si128(k - w->n_bits));
+}
+
+/* What one scan over the channels of a part needs to turn a value into its scalar code. */
 typedef struct coder {
     __m512 thresholds;
     __m512i squares; /* of the table */
     int bits;
 } coder;
 
-static coder coder_init(ath_kv_type type) {
-    int bits = ath_kv_turbo_bits(type);
+static coder coder_init(const ath_turbo_code *code) {
     int32_t squares[16] = {0};
-    for (int i = 0; i < 1 << bits; i++) squares[i] = ath_turbo_table(type)[i] * ath_turbo_table(type)[i];
-    __mmask16 known = (__mmask16)((1u << ((1 << bits) - 1)) - 1);
-    return (coder){.thresholds = _mm512_maskz_loadu_ps(known, ath_turbo_thresholds(type)),
+    for (int i = 0; i < 1 << code->k; i++) squares[i] = code->table[i] * code->table[i];
+    __mmask16 known = (__mmask16)((1u << ((1 << code->k) - 1)) - 1);
+    return (coder){.thresholds = _mm512_maskz_loadu_ps(known, code->thresholds),
                    .squares = _mm512_loadu_si512(squares),
-                   .bits = bits};
+                   .bits = code->k};
 }
 
 /* Number of thresholds <= u, by halving. */
@@ -230,59 +314,92 @@ static inline void store_norms(uint8_t *norms, __m512 norm) {
     _mm256_storeu_si256((__m256i *)(void *)norms, _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16)));
 }
 
-/* Codes of 16 tokens of a part, [channels][16], to their units. */
-static void pack_column(const ath_kv_layout *layout, int part, int group, const uint8_t *codes,
-                        const packer *p, uint8_t *out) {
-    int start = layout->part_start[part], dim = layout->part_dim[part], head_dim = layout->head_dim;
-    __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i rows = _mm512_slli_epi32(lane, 4);
-    __m512i transpose = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x01010101));
-    transpose = _mm512_add_epi32(transpose, _mm512_set1_epi32(0x30201000));
-    for (int c = 0; c < dim; c += 16)
-        for (int t = 0; t < 16; t += 4) {
-            __m512i x;
-            int64_t unit;
-            if (layout->is_key) { /* 16 tokens x 4 channels: a transpose of bytes */
-                unit = ((int64_t)group * head_dim + start + c + t) / 4;
-                x = _mm512_permutexvar_epi8(transpose, _mm512_loadu_si512(codes + 16 * (c + t)));
-            } else { /* 16 channels x 4 tokens: 16 dwords */
-                unit = (int64_t)(4 * group + t / 4) * (head_dim / 16) + (start + c) / 16;
-                x = _mm512_i32gather_epi32(rows, codes + 16 * c + t, 1);
-            }
-            pack_unit(p, x, out + unit * 8 * p->bits);
-        }
-}
+/* 16 tokens of a part, rotated. Below 1e-30 a part is zero. */
+typedef struct rotated {
+    column col;
+    __m512 square, inverse; /* of the part; its values times inverse have an rms of 1 */
+    __mmask16 there;        /* tokens that are not zero */
+} rotated;
 
-/* Norms and codes of 16 tokens of a part, which starts at x[channel][128]. Below 1e-30 a part is zero. */
-static void encode_column(const ath_kv_layout *layout, int part, int group, const float *x,
-                          const coder *coder, const packer *packer, uint8_t *out) {
+/* x[channel][128]: of the part's first channel and the first of the tokens. */
+static void rotate_column(const ath_kv_layout *layout, int part, const float *x, rotated *r) {
     int dim = layout->part_dim[part];
     const float *signs = ath_rotation_signs() + layout->part_start[part];
-    uint8_t codes[128 * 16];
-    column col;
     for (int c = 0; c < dim; c++)
-        _mm512_store_ps(col.x + c * 16,
+        _mm512_store_ps(r->col.x + c * 16,
                         _mm512_mul_ps(_mm512_loadu_ps(x + c * TOKENS), _mm512_set1_ps(signs[c])));
-    hadamard_column(col.x, dim);
+    hadamard_column(r->col.x, dim);
     __m512 scale = _mm512_set1_ps(ath_rotation_scale(dim)), square = _mm512_setzero_ps();
     for (int c = 0; c < dim; c++) {
-        __m512 y = _mm512_mul_ps(_mm512_load_ps(col.x + c * 16), scale);
+        __m512 y = _mm512_mul_ps(_mm512_load_ps(r->col.x + c * 16), scale);
         square = _mm512_add_ps(square, _mm512_mul_ps(y, y));
-        _mm512_store_ps(col.x + c * 16, y);
+        _mm512_store_ps(r->col.x + c * 16, y);
     }
-    __mmask16 there = _mm512_cmp_ps_mask(square, _mm512_set1_ps(1e-30f), _CMP_NLT_UQ);
-    __m512 inverse = _mm512_div_ps(_mm512_set1_ps(sqrtf((float)dim)), _mm512_sqrt_ps(square));
-    __m512i table_square = _mm512_setzero_si512();
-    for (int c = 0; c < dim; c++) {
-        __m512i code = code_of(coder, _mm512_mul_ps(_mm512_load_ps(col.x + c * 16), inverse));
-        code = _mm512_maskz_mov_epi32(there, code);
-        table_square = _mm512_add_epi32(table_square, _mm512_permutexvar_epi32(code, coder->squares));
-        _mm_storeu_si128((__m128i *)(void *)(codes + 16 * c), _mm512_cvtepi32_epi8(code));
-    }
-    pack_column(layout, part, group, codes, packer, out);
-    __m512 norm = _mm512_div_ps(_mm512_sqrt_ps(square), _mm512_sqrt_ps(_mm512_cvtepi32_ps(table_square)));
+    r->square = square;
+    r->there = _mm512_cmp_ps_mask(square, _mm512_set1_ps(1e-30f), _CMP_NLT_UQ);
+    r->inverse = _mm512_div_ps(_mm512_set1_ps(sqrtf((float)dim)), _mm512_sqrt_ps(square));
+}
+
+static void write_norms(const ath_kv_layout *layout, int part, int group, const rotated *r,
+                        __m512i table_square, uint8_t *out) {
+    __m512 norm = _mm512_div_ps(_mm512_sqrt_ps(r->square), _mm512_sqrt_ps(_mm512_cvtepi32_ps(table_square)));
     store_norms(out + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group),
-                _mm512_maskz_mov_ps(there, norm));
+                _mm512_maskz_mov_ps(r->there, norm));
+}
+
+/* 16 tokens of a part in scalar codes. */
+static void encode_scalar(const ath_kv_layout *layout, int part, int group, const float *x,
+                          const coder *coder, uint8_t *out) {
+    rotated r;
+    rotate_column(layout, part, x + 16 * group, &r);
+    stream_writer writer = writer_init(layout, part, group, out);
+    __m512i table_square = _mm512_setzero_si512();
+    for (int c = 0; c < layout->part_dim[part]; c++) {
+        __m512i code = code_of(coder, _mm512_mul_ps(_mm512_load_ps(r.col.x + c * 16), r.inverse));
+        code = _mm512_maskz_mov_epi32(r.there, code);
+        table_square = _mm512_add_epi32(table_square, _mm512_permutexvar_epi32(code, coder->squares));
+        writer_symbol(&writer, code, coder->bits);
+    }
+    if (writer.n_bits) writer_bytes(&writer, writer.pending, writer.n_bits / 8);
+    write_norms(layout, part, group, &r, table_square, out);
+}
+
+/* 32 tokens of a part in trellis codes. */
+static void encode_trellis(const ath_kv_layout *layout, int part, int group, const float *x,
+                           const ath_turbo_code *code, uint8_t *out) {
+    enum { LANES = ATH_TRELLIS_LANES_AVX512 };
+    rotated r[2];
+    _Alignas(64) int16_t targets[128][LANES];
+    _Alignas(64) uint16_t words[128 * 4 / 16][LANES];
+    _Alignas(64) int32_t squares[LANES];
+    int dim = layout->part_dim[part];
+    __m512 scale = _mm512_set1_ps(code->target_scale), limit = _mm512_set1_ps((float)code->limit);
+    for (int i = 0; i < 2; i++) {
+        rotate_column(layout, part, x + 16 * (group + i), &r[i]);
+        for (int c = 0; c < dim; c++) {
+            __m512 u = _mm512_maskz_mul_ps(r[i].there, _mm512_load_ps(r[i].col.x + c * 16), r[i].inverse);
+            u = _mm512_min_ps(_mm512_mul_ps(u, scale), limit);
+            u = _mm512_max_ps(u, _mm512_sub_ps(_mm512_setzero_ps(), limit));
+            _mm256_storeu_si256((__m256i *)(void *)(targets[c] + 16 * i),
+                                _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(u)));
+        }
+    }
+    ath_trellis_strip_avx512(code, (const int16_t(*)[LANES])targets, dim, words, squares);
+    int n_words = dim * code->k / 16;
+    for (int i = 0; i < 2; i++) {
+        stream_writer writer = writer_init(layout, part, group + i, out);
+        for (int word = 0; word < n_words; word += 2) {
+            __m512i low =
+                _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(void *)(words[word] + 16 * i)));
+            __m512i dwords = low;
+            if (word + 1 < n_words) {
+                __m256i high = _mm256_loadu_si256((const __m256i *)(void *)(words[word + 1] + 16 * i));
+                dwords = _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+            }
+            writer_bytes(&writer, _mm512_maskz_mov_epi32(r[i].there, dwords), word + 1 < n_words ? 4 : 2);
+        }
+        write_norms(layout, part, group + i, &r[i], _mm512_loadu_si512(squares + 16 * i), out);
+    }
 }
 
 static void encode(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out, float *scratch) {
@@ -290,15 +407,18 @@ static void encode(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *o
         ath_kv_encode_page(layout, tile, out, scratch);
         return;
     }
-    coder coder = coder_init(layout->type);
-    packer packer = packer_init(coder.bits);
+    const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     load_tile(layout, tile, scratch);
     if (layout->is_key) prepare_key(layout, scratch, out);
-    for (int p = 0; p < layout->n_parts; p++)
-        for (int g = 0; g < TOKENS / 16; g++) {
-            const float *x = scratch + (int64_t)layout->part_start[p] * TOKENS + 16 * g;
-            encode_column(layout, p, g, x, &coder, &packer, out);
+    for (int p = 0; p < layout->n_parts; p++) {
+        const float *x = scratch + (int64_t)layout->part_start[p] * TOKENS;
+        if (code->thresholds) {
+            coder coder = coder_init(code);
+            for (int g = 0; g < TOKENS / 16; g++) encode_scalar(layout, p, g, x, &coder, out);
+        } else {
+            for (int g = 0; g < TOKENS / 16; g += 2) encode_trellis(layout, p, g, x, code, out);
         }
+    }
 }
 
 void ath_attn_pages_init_avx512(ath_attn_kernels *k) {
