@@ -15,8 +15,6 @@ static const ath_program program = {
     ATH_PROGRAM_X, "-m MODEL -f TEXT [-c N] [flags]",
     "Perplexity of a text, KL divergence from another run, HellaSwag, Winogrande, multiple choice.", false};
 
-enum { DEFAULT_CTX = 512 };
-
 int ath_perplexity_open_session(perplexity *p, int64_t n_ctx) {
     ath_session_params sp;
     ath_error err;
@@ -142,7 +140,7 @@ static int open_base(windows *w) {
 static int open_windows(windows *w) {
     perplexity *p = w->p;
     int64_t stride = ATH_ARG_INT(p->args, PPL_STRIDE);
-    int64_t n_ctx = ATH_ARG_GIVEN(p->args, CTX_SIZE) ? ATH_ARG_INT(p->args, CTX_SIZE) : DEFAULT_CTX;
+    int64_t n_ctx = ATH_ARG_INT(p->args, X_CTX_SIZE);
     if (stride < 0) return ath_tool_fail("--ppl-stride expects 0 or more");
     char *text;
     size_t size;

@@ -217,10 +217,10 @@ static int open_all(divergence *d) {
     if ((size_t)d->header.n_vocab != p->n_vocab)
         return ath_tool_fail("%s is of a model with a vocabulary of %d tokens; this one has %zu", d->path,
                              d->header.n_vocab, p->n_vocab);
-    if (ATH_ARG_GIVEN(p->args, CTX_SIZE) && ATH_ARG_INT(p->args, CTX_SIZE) &&
-        ATH_ARG_INT(p->args, CTX_SIZE) < d->header.n_ctx)
+    if (ATH_ARG_GIVEN(p->args, X_CTX_SIZE) && ATH_ARG_INT(p->args, X_CTX_SIZE) &&
+        ATH_ARG_INT(p->args, X_CTX_SIZE) < d->header.n_ctx)
         return ath_tool_fail("%s holds windows of %d tokens, more than -c %lld", d->path, d->header.n_ctx,
-                             (long long)ATH_ARG_INT(p->args, CTX_SIZE));
+                             (long long)ATH_ARG_INT(p->args, X_CTX_SIZE));
     code = ath_perplexity_open_session(p, d->header.n_ctx);
     if (code >= 0) return code;
     size_t scored = (size_t)d->header.n_chunks * (size_t)(d->header.n_ctx - 1 - d->header.n_ctx / 2);

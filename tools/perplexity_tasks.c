@@ -350,12 +350,11 @@ static int run_tasks(task_set *set) {
 static int run_set(task_set *set, int (*parse)(task_set *, char *, size_t), int64_t wanted) {
     char *text;
     size_t size;
-    int64_t n_ctx = ATH_ARG_INT(set->p->args, CTX_SIZE);
     int code = ath_tool_read_text(set->p->args, false, &text, &size);
     if (code >= 0) return code;
     code = parse(set, text, size);
     if (code < 0 && !set->n) code = ath_tool_fail("there are no tasks: -f names their file");
-    if (code < 0) code = ath_perplexity_open_session(set->p, n_ctx ? n_ctx : 512);
+    if (code < 0) code = ath_perplexity_open_session(set->p, ATH_ARG_INT(set->p->args, X_CTX_SIZE));
     if (code < 0) {
         draw_tasks(set, wanted);
         code = run_tasks(set);

@@ -13,7 +13,7 @@ static const ath_program program = {
     ATH_PROGRAM_Q, "-m MODEL [-f TEXT] [-c N] [--types LIST] [flags]",
     "Runs cache types beside f16 on the same text, and says what each changes.", false};
 
-enum { DEFAULT_CTX = 4096, BASE_BYTES = 256 << 20, PROMPT_TOKENS = 256 };
+enum { BASE_BYTES = 256 << 20, PROMPT_TOKENS = 256 };
 
 static const char built_in_text[] = {
 #include "quality_text.inc"
@@ -129,7 +129,7 @@ static int open_sessions(quality *q) {
 static int open_all(quality *q) {
     ath_engine_params ep;
     ath_error err;
-    int64_t n_ctx = ATH_ARG_INT(q->args, CTX_SIZE), greedy = ATH_ARG_INT(q->args, GREEDY);
+    int64_t n_ctx = ATH_ARG_INT(q->args, Q_CTX_SIZE), greedy = ATH_ARG_INT(q->args, GREEDY);
     int64_t needles = ATH_ARG_INT(q->args, NEEDLES);
     if (greedy < 0 || greedy > 1 << 24) return ath_tool_fail("--greedy expects 0 or more");
     if (needles < 0 || needles > 64) return ath_tool_fail("--needles expects 0 to 64");
@@ -138,7 +138,7 @@ static int open_all(quality *q) {
     if (ath_engine_open(&q->engine, &ep, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
     ath_engine_get_info(q->engine, &q->info);
     q->n_vocab = (size_t)q->info.n_vocab;
-    n_ctx = n_ctx ? n_ctx : DEFAULT_CTX;
+    n_ctx = n_ctx ? n_ctx : q->info.n_ctx_train;
     if (n_ctx < 16 || n_ctx > 1 << 28) return ath_tool_fail("-c %lld is out of range", (long long)n_ctx);
     q->n_ctx = (size_t)n_ctx;
     code = choose_types(q);
