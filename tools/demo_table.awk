@@ -29,6 +29,13 @@ function compare(    first, n, k, a, b) {
     return first + 0
 }
 
+# Of the tokens that the exact cache chose, how many the compressed one chooses after the same text: file `picks`.
+function count_same_picks(    n, k, a, id) {
+    n = split(substr(field[0, "ids"], 2), a, /[],] */)
+    n_same = 0
+    for (k = 1; k <= n && (getline id < picks) > 0; k++) if (a[k] == id) n_same++
+}
+
 BEGIN { run = 0; last = 0 }
 
 END {
@@ -42,6 +49,8 @@ END {
             sprintf("%.1f", field[i, "eval_tokens_per_second"]), sprintf("%.1f %%", 100 * field[i, "share_compressed"]),
             i ? n_equal " of " n_tokens : "-"
     print ""
+    count_same_picks()
+    print "After the same text, " field[1, "type_k"] " picks the token that f16 picked " n_same " times of " n_tokens "."
     if (!first) print "Both caches gave the same " n_tokens " tokens."
     else {
         print "The first different token is number " first ". From there on the two runs continue different texts, so what agrees"

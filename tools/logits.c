@@ -21,6 +21,7 @@ typedef struct logits_run {
     size_t n_ids, first_row; /* rows [first_row, n_ids) are wanted */
     size_t n_vocab, n_ubatch, n_seqs, decode_from;
     size_t pass_start; /* position of the present pass */
+    bool argmax;       /* ids of the largest logits instead of the logits */
 } logits_run;
 
 /* ---- ids: whole numbers with spaces, commas, newlines, brackets around them */
@@ -52,17 +53,29 @@ static int read_ids(logits_run *run, const ath_args *args) {
     size_t size;
     char *data = ath_tool_read_file(path, &size);
     if (!data) return 1;
-    int code = parse_ids(run, data);
+    int code = strlen(data) == size ? parse_ids(run, data)
+                                    : ath_tool_fail("%s: a file of token ids holds no zero bytes", path);
     free(data);
     return code;
 }
 
 /* ---- evaluation */
 
+static void write_logits(const logits_run *run, const float *logits) {
+    if (!run->argmax) {
+        fwrite(logits, sizeof *logits, run->n_vocab, run->out.file);
+        return;
+    }
+    size_t best = 0;
+    for (size_t i = 1; i < run->n_vocab; i++)
+        if (logits[i] > logits[best]) best = i;
+    fprintf(run->out.file, "%zu\n", best);
+}
+
 static void write_row(void *user, int part, size_t row, const float *logits) {
     logits_run *run = user;
     if (part == 0 && run->pass_start + row >= run->first_row)
-        fwrite(logits, sizeof *logits, run->n_vocab, run->out.file);
+        write_logits(run, logits);
 }
 
 /* Rows of the pass that starts at `at`: as many as the sequences share, cut at multiples of that, so that the
@@ -114,6 +127,7 @@ static int open_all(logits_run *run, const ath_args *args) {
         return ath_tool_fail("--seqs expects 1 to %d (-ub), but got %lld", ep.n_ubatch, (long long)n_seqs);
     if (ATH_ARG_GIVEN(args, LAST) && last < 1) return ath_tool_fail("--last expects 1 or more");
     if (ATH_ARG_INT(args, DECODE_FROM) < 0) return ath_tool_fail("--decode-from expects 0 or more");
+    run->argmax = ATH_ARG_ON(args, ARGMAX);
     run->n_seqs = (size_t)n_seqs;
     run->n_ubatch = (size_t)ep.n_ubatch;
     run->first_row = last && (size_t)last < run->n_ids ? run->n_ids - (size_t)last : 0;

