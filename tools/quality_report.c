@@ -16,7 +16,7 @@ typedef struct limits {
 } limits;
 
 static const limits safe = {0.02, 0.93, 1.02, 0.03, 2, 0.15}, visible = {0.1, 0.85, 1.1, 0.15, 4, 0.4};
-enum { LEAST_DEPTH = 512 };
+enum { LEAST_DEPTH = 512, LEAST_FOUND = 16 }; /* below that a record more or less is chance */
 static const double small_kld = 0.002; /* growth below this is of no account */
 
 static void add_reason(char *reasons, size_t cap, const char *reason) {
@@ -38,7 +38,8 @@ static bool within(const limits *l, const quality *q, const quality_type *t, con
     if (!(r->kld_mean <= l->kld)) add_reason(reasons, cap, "mean KLD");
     if (!(r->top1 >= l->top1)) add_reason(reasons, cap, "another likeliest token too often");
     if (!(r->ppl_ratio <= l->ppl_ratio)) add_reason(reasons, cap, "perplexity");
-    if (t->needles_done && q->f16.needles_found - t->needles_found > l->needles * q->f16.needles_found)
+    int found = q->f16.needles_found, lost = found - t->needles_found;
+    if (t->needles_done && found >= LEAST_FOUND && lost > 2 && lost > l->needles * found)
         add_reason(reasons, cap, "records not found");
     if (growth_of(q, r) > l->growth) add_reason(reasons, cap, "grows with depth");
     if (t->n_greedy && r->repetition - repetition_of(&q->f16) > l->repetition)

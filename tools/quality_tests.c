@@ -64,7 +64,7 @@ int quality_run_windows(quality *q) {
     return -1;
 }
 
-/* ---- needles: records that differ in two words and five digits */
+/* ---- needles: records that differ in two words and three digits */
 
 static const char *const colours[8] = {"red", "green", "white", "black", "yellow", "blue", "brown", "grey"};
 static const char *const places[8] = {"harbour", "station", "library", "mill",
@@ -76,10 +76,10 @@ typedef struct needle {
 } needle;
 
 static needle needle_of(int i) {
-    /* 27 is coprime to 64, 13337 to 90000: every pair of words once, no code twice */
+    /* 27 is coprime to 64, 137 to 900: every pair of words once, no code twice */
     int pair = i * 27 % 64;
     needle n;
-    snprintf(n.answer, sizeof n.answer, " %d", 10000 + (i * 13337 + 4242) % 90000);
+    snprintf(n.answer, sizeof n.answer, " %d", 100 + (i * 137 + 42) % 900);
     snprintf(n.question, sizeof n.question, "The code of the %s box in the %s is", colours[pair / 8],
              places[pair % 8]);
     snprintf(n.record, sizeof n.record, "%s%s.\n", n.question, n.answer);
