@@ -64,11 +64,17 @@ int quality_run_windows(quality *q) {
     return -1;
 }
 
-/* ---- needles: records that differ in two words and three digits */
+/* ---- needles: records that differ in a name and three digits */
 
-static const char *const colours[8] = {"red", "green", "white", "black", "yellow", "blue", "brown", "grey"};
-static const char *const places[8] = {"harbour", "station", "library", "mill",
-                                      "garden",  "kitchen", "tower",   "bakery"};
+static const char *const names[64] = {
+    "Adam",   "Alice",  "Anna",   "Arthur",  "Barbara", "Ben",   "Bruno",  "Carl",   "Clara",  "Daniel",
+    "David",  "Diana",  "Edward", "Emma",    "Eric",    "Eva",   "Felix",  "Frank",  "George", "Grace",
+    "Hannah", "Harry",  "Helen",  "Henry",   "Ida",     "Isaac", "Jack",   "James",  "Jane",   "Julia",
+    "Karen",  "Kevin",  "Laura",  "Leo",     "Linda",   "Lucy",  "Maria",  "Mark",   "Martin", "Mary",
+    "Max",    "Mike",   "Nina",   "Nora",    "Oliver",  "Oscar", "Paul",   "Peter",  "Rachel", "Robert",
+    "Rosa",   "Ruth",   "Sam",    "Sarah",   "Simon",   "Sofia", "Stella", "Steven", "Susan",  "Thomas",
+    "Tony",   "Victor", "Walter", "William",
+};
 enum { FILLER_TOKENS = 384 }; /* behind the records: none of them lies in an f16 page then */
 
 typedef struct needle {
@@ -76,12 +82,10 @@ typedef struct needle {
 } needle;
 
 static needle needle_of(int i) {
-    /* 27 is coprime to 64, 137 to 900: every pair of words once, no code twice */
-    int pair = i * 27 % 64;
+    /* 27 is coprime to 64, 137 to 900: every name once, no number twice */
     needle n;
     snprintf(n.answer, sizeof n.answer, " %d", 100 + (i * 137 + 42) % 900);
-    snprintf(n.question, sizeof n.question, "The code of the %s box in the %s is", colours[pair / 8],
-             places[pair % 8]);
+    snprintf(n.question, sizeof n.question, "The number of %s is", names[i * 27 % 64]);
     snprintf(n.record, sizeof n.record, "%s%s.\n", n.question, n.answer);
     return n;
 }
@@ -98,7 +102,7 @@ static ath_token *more_tokens(const quality *q, const char *text, size_t *n) {
 int quality_prepare_needles(quality *q) {
     char *text = malloc((size_t)q->n_needles * sizeof((needle *)0)->record + 64);
     if (!text) return ath_tool_fail("out of memory");
-    size_t at = (size_t)sprintf(text, "A list of boxes and their codes.\n");
+    size_t at = (size_t)sprintf(text, "A list of people and their numbers.\n");
     for (int i = 0; i < q->n_needles; i++) {
         needle item = needle_of(i);
         at += (size_t)sprintf(text + at, "%s", item.record);
