@@ -29,7 +29,7 @@ static void print_flag(const ath_flag *flag) {
     size_t at = put_names(left, sizeof left, 0, flag->names);
     at = put_names(left, sizeof left, at, flag->no_names);
     if (*flag->value && at < sizeof left) snprintf(left + at, sizeof left - at, " %s", flag->value);
-    printf("  %-*s %s", HELP_COLUMN - 3, left, flag->help);
+    printf("  %-*s  %s", HELP_COLUMN - 4, left, flag->help);
     if (*flag->standard && (flag->kind != ATH_KIND_SWITCH || *flag->no_names))
         printf(" (default: %s)", flag->standard);
     puts(flag->effect == ATH_EFFECT_IGNORED ? " [no effect yet]" : "");
@@ -56,9 +56,10 @@ static void print_refused(const ath_program *program) {
         char names[128] = "";
         size_t size = put_names(names, sizeof names, 0, flag->names);
         if (!column) printf("\nRefused, because the text would be another one without them\n ");
+        if (column) putchar(';');
         if (column + size > 90) printf("\n "), column = 0;
         column += size + 2;
-        printf(" %s;", names);
+        printf(" %s", names);
     }
     if (column) putchar('\n');
 }

@@ -147,7 +147,7 @@ static int64_t values_per_token(const ath_engine *e, int n_layers, int *n_window
 static void print_cache_row(const ath_engine *e, const char *type, int64_t values) {
     ath_cache_plan plan;
     ath_error err;
-    printf("  %-8s", type);
+    printf("  %-10s", type);
     for (int i = 0; i < N_PLANS; i++) {
         if (ath_engine_plan_cache(e, type, type, plan_tokens[i], &plan, &err) != ATH_OK) {
             printf(" refused: %s\n", err.message);
@@ -177,7 +177,7 @@ static void print_cache(const ath_engine *e, const ath_engine_info *info) {
     printf(", %d KV heads; %d layers with a full cache, %d with a window, 0 recurrent\n", l.n_kv_heads,
            info->n_layers - n_windowed, n_windowed);
     printf("  K and V of one type, one sequence; MiB in all (pages, f16 pages and sinks, entry points)\n");
-    printf("  type     bytes/token  bits   at 8K                          at 32K                         at "
+    printf("  type       bytes/token  bits   at 8K                          at 32K                         at "
            "128K\n");
     for (int i = 0; ath_cache_type_name(i); i++) print_cache_row(e, ath_cache_type_name(i), values);
 }

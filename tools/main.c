@@ -35,8 +35,13 @@ int main(int argc, char **argv) {
         print_tools(stderr);
         return 1;
     }
-    for (int i = 0; i < N_TOOLS; i++)
-        if (strcmp(argv[1], tools[i].name) == 0) return tools[i].run(argc - 1, argv + 1);
+    for (int i = 0; i < N_TOOLS; i++) {
+        if (strcmp(argv[1], tools[i].name) != 0) continue;
+        char full_name[64]; /* what its usage line shows */
+        snprintf(full_name, sizeof full_name, "athanor %s", tools[i].name);
+        argv[1] = full_name;
+        return tools[i].run(argc - 1, argv + 1);
+    }
     if (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0) {
         print_tools(stdout);
         return 0;

@@ -7,7 +7,7 @@
 #define ARCHITECTURES(X)                                                                                     \
     X(cohere2, "cohere2")                                                                                    \
     X(command_r, "command-r")                                                                                \
-    X(deepseek2, "deepseek2")     \
+    X(deepseek2, "deepseek2")                                                                                \
     X(gemma, "gemma")                                                                                        \
     X(gemma2, "gemma2")                                                                                      \
     X(gemma3, "gemma3")                                                                                      \
@@ -36,9 +36,9 @@ static const struct {
     const ath_arch *arch;
 } architectures[] = {ARCHITECTURES(ROW)};
 
-#define NAME(graph, name) name " "
+#define NAME(graph, name) " " name
 const char *ath_arch_names(void) {
-    return ARCHITECTURES(NAME);
+    return &(ARCHITECTURES(NAME))[1];
 }
 
 const ath_arch *ath_arch_find(ath_str name) {

@@ -110,10 +110,10 @@ def test_bare_flash_attention():
 def test_warnings(golden):
     model = golden / "qwen3/model.gguf"
     code, _, err = call("llama-cli", "-m", model, "-p", "a", "-n", "1", "-c", "512", "-c", "256", "--mlock", "-sm", "row", "-fa",
-                        "--no-warmup", "-kvo")
+                        "--no-warmup", "-kvo", "--color")
     assert code == 0
     assert "warning: -c was given twice: the last one counts" in err
-    assert "warning: without effect in this build: --mlock, -kvo, -sm\n" in err
+    assert "warning: without effect in this build: --mlock, -kvo, -sm, --color\n" in err
     code, _, err = call("llama-cli", "-m", model, "-p", "a", "-n", "1", "-c", "256", env={"LLAMA_ARG_CTX_SIZE": "512"})
     assert code == 0 and "-c takes the place of the variable LLAMA_ARG_CTX_SIZE" in err and "at -c 256" in err
     code, _, err = call("llama-cli", "-p", "a", "-n", "1", env={"LLAMA_ARG_CTX_SIZE": "512", "LLAMA_ARG_MODEL": str(model)})
@@ -141,3 +141,5 @@ def test_commands():
     for args in (["--version"], ["-h"], ["cli", "--version"], ["completion", "-h"]):
         done = subprocess.run([athanor, *args], capture_output=True)
         assert done.returncode == 0 and done.stdout and not done.stderr
+    done = subprocess.run([athanor, "logits", "-h"], capture_output=True)
+    assert done.stdout.startswith(b"usage: athanor logits -m MODEL")

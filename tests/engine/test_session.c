@@ -208,9 +208,9 @@ static void eval_rows(ath_session *s, row_log *log, size_t from, size_t to) {
     assert_int_equal(log->pos, to);
 }
 
-/* Any rollback of up to 128 tokens is exact, whatever lay there in between. */
+/* Any rollback of up to 128 tokens is exact, whatever lay there in between; far from the entry point at 512. */
 static void rollback(const test_case *c, int step) {
-    enum { N = 650 };
+    enum { N = 778 };
     static float rows[129][N_VOCAB];
     row_log log = {.rows = rows, .first = N - 129};
     ath_engine *engine = open_engine(c->model);
