@@ -62,7 +62,8 @@ def check_include(root, path, quote, target):
     if where[0] == "include":
         return "public headers include public headers only"
     if where[0] == "tools":
-        if head == "tools" and slash or not slash and (path.parent / target).is_file():
+        generated = not slash and target.endswith(".inc")  # text that the build turns into C
+        if head == "tools" and slash or generated or not slash and (path.parent / target).is_file():
             return None
         return "tools see include/athanor and tools only"
     layer = where[1]

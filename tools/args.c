@@ -13,7 +13,16 @@
 #include "args_table.h"
 #include "tool.h"
 
-enum { C = ATH_PROGRAM_C, T = ATH_PROGRAM_T, L = ATH_PROGRAM_L, I = ATH_PROGRAM_I, D = ATH_PROGRAM_D };
+enum {
+    C = ATH_PROGRAM_C,
+    T = ATH_PROGRAM_T,
+    L = ATH_PROGRAM_L,
+    I = ATH_PROGRAM_I,
+    D = ATH_PROGRAM_D,
+    X = ATH_PROGRAM_X,
+    Q = ATH_PROGRAM_Q,
+    P = ATH_PROGRAM_P
+};
 
 const ath_flag ath_flags[ATH_FLAG_COUNT] = {
 #define FLAG(id, programs, kind, effect, names, no_names, env, value, standard, group, help)                 \

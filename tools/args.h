@@ -14,6 +14,9 @@ enum {
     ATH_PROGRAM_L = 4,  /* logits */
     ATH_PROGRAM_I = 8,  /* inspect */
     ATH_PROGRAM_D = 16, /* distortion */
+    ATH_PROGRAM_X = 32, /* perplexity */
+    ATH_PROGRAM_Q = 64, /* quality */
+    ATH_PROGRAM_P = 128, /* plan */
 };
 
 typedef struct ath_program {

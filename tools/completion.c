@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "auto_cache.h"
 #include "report.h"
 #include "sampling.h"
 #include "stream.h"
@@ -13,7 +14,7 @@ static const ath_program program = {ATH_PROGRAM_C, "-m MODEL -p TEXT [-n N] [fla
                                     "Continues a text: the text on stdout, everything else on stderr.",
                                     false};
 
-enum { EXIT_INTERRUPTED = 130, EXIT_READER_GONE = 141 }; /* as a shell reports SIGINT and SIGPIPE */
+enum { EXIT_READER_GONE = 141 }; /* as a shell reports SIGPIPE */
 
 typedef struct completion {
     const ath_args *args;
@@ -39,20 +40,6 @@ typedef struct completion {
     ath_report report;
 } completion;
 
-static volatile sig_atomic_t interrupted;
-
-static void on_interrupt(int sig) {
-    (void)sig;
-    interrupted = 1;
-}
-
-/* The first Ctrl+C ends the run in good order, the second kills. */
-static void catch_signals(void) {
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
-    sigaction(SIGINT, &action, NULL);
-    signal(SIGPIPE, SIG_IGN); /* a reader that goes away is seen as EPIPE */
-}
-
 static int out_of_memory(void) {
     return ath_tool_fail("out of memory");
 }
@@ -64,23 +51,6 @@ static int output_failed(void) {
 }
 
 /* ---- the prompt */
-
-static int read_prompt(completion *c) {
-    const char *given = ATH_ARG_TEXT(c->args, PROMPT), *path = ATH_ARG_TEXT(c->args, FILE);
-    const char *binary = ATH_ARG_TEXT(c->args, BINARY_FILE);
-    if ((given != NULL) + (path != NULL) + (binary != NULL) > 1)
-        return ath_tool_fail("the prompt comes from one of -p, -f, -bf, but several of them were given");
-    if (path || binary) {
-        c->text = ath_tool_read_file(path ? path : binary, &c->text_size);
-        if (c->text && path && c->text_size && c->text[c->text_size - 1] == '\n') c->text[--c->text_size] = 0;
-        return c->text ? -1 : 1;
-    }
-    c->text = strdup(given ? given : "");
-    if (!c->text) return out_of_memory();
-    c->text_size = strlen(c->text);
-    if (ATH_ARG_ON(c->args, ESCAPE)) c->text_size = ath_tool_unescape(c->text, c->text_size);
-    return -1;
-}
 
 static int read_stops(completion *c) {
     size_t n = 0;
@@ -144,6 +114,7 @@ static int open_session(completion *c) {
     ath_session_params p;
     ath_error err;
     int code = ath_tool_session_params(c->args, &p);
+    if (code < 0) code = ath_auto_cache(c->args, c->engine, &p);
     if (code >= 0) return code;
     bool fit = ATH_ARG_ON(c->args, FIT) && !ATH_ARG_GIVEN(c->args, CTX_SIZE);
     ath_engine_info info;
@@ -173,7 +144,7 @@ static int open_all(completion *c) {
     ath_engine_params p;
     ath_error err;
     int code = ath_tool_engine_params(c->args, &p);
-    if (code < 0) code = read_prompt(c);
+    if (code < 0) code = ath_tool_read_text(c->args, ATH_ARG_ON(c->args, ESCAPE), &c->text, &c->text_size);
     if (code < 0) code = read_stops(c);
     if (code < 0) code = open_stats(c);
     if (code >= 0) return code;
@@ -196,7 +167,7 @@ static int evaluate(completion *c, double *ms, size_t *n_tokens) {
     ath_engine_get_info(c->engine, &info);
     double start = ath_tool_now_ms();
     size_t at = (size_t)ath_session_length(c->session, 0), n_ubatch = (size_t)info.n_ubatch;
-    while (at < c->n_context && !interrupted) {
+    while (at < c->n_context && !ath_tool_interrupted) {
         size_t end = (at / n_ubatch + 1) * n_ubatch;
         if (end > c->n_context) end = c->n_context;
         if (ath_session_append(c->session, 0, c->context + at, end - at, &err) != ATH_OK)
@@ -293,7 +264,7 @@ static int extend(completion *c, ath_token id) {
 static int generate(completion *c) {
     while (!c->report.stop) {
         ath_token id;
-        if (interrupted) {
+        if (ath_tool_interrupted) {
             c->report.stop = "interrupted";
             break;
         }
@@ -312,7 +283,7 @@ static int run_prompt(completion *c) {
     c->n_context = c->n_prompt;
     for (size_t i = 0; i < c->n_prompt; i++) ath_sampler_accept(c->sampler, c->prompt[i]);
     int code = evaluate(c, &c->report.prompt_ms, &c->report.n_prompt);
-    if (code >= 0 || interrupted) return code;
+    if (code >= 0 || ath_tool_interrupted) return code;
     ath_error err; /* a shift that keeps the whole prompt goes back to here */
     if (ATH_ARG_ON(c->args, CONTEXT_SHIFT) && ath_session_mark_entry(c->session, 0, &err) != ATH_OK)
         return ath_tool_fail("%s", err.message);
@@ -328,7 +299,7 @@ static int finish(completion *c) {
         if (!c->stream.newline) ath_tool_log(ATH_LOG_INFO, "%s", "");
         ath_report_times(&c->report);
     }
-    return interrupted ? EXIT_INTERRUPTED : 0;
+    return ath_tool_interrupted ? ATH_EXIT_INTERRUPTED : 0;
 }
 
 static int complete(completion *c) {
@@ -349,7 +320,8 @@ static int complete(completion *c) {
     c->report.prompt = c->prompt;
     c->report.n_ids_prompt = c->n_prompt;
     ath_report_start(&c->report);
-    catch_signals();
+    ath_tool_catch_interrupt();
+    signal(SIGPIPE, SIG_IGN); /* a reader that goes away is seen as EPIPE */
     code = run_prompt(c);
     if (code < 0) code = generate(c);
     return code < 0 ? finish(c) : code;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "auto_cache.h"
 #include "report.h"
 #include "tool.h"
 
@@ -134,6 +135,8 @@ static int open_all(logits_run *run, const ath_args *args) {
     if (!ATH_ARG_GIVEN(args, CTX_SIZE)) sp.n_ctx = (int64_t)run->n_ids;
     sp.n_seqs = (int)n_seqs;
     if (ath_engine_open(&run->engine, &ep, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
+    code = ath_auto_cache(args, run->engine, &sp);
+    if (code >= 0) return code;
     if (ath_session_open(&run->session, run->engine, &sp, &err) != ATH_OK)
         return ath_tool_fail("%s", err.message);
     if ((int64_t)run->n_ids > ath_session_n_ctx(run->session))

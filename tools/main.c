@@ -12,6 +12,9 @@ static const struct {
     {"tokenize", "llama-tokenize", "show the tokens of a text", ath_tool_tokenize},
     {"inspect", "", "what a GGUF file holds, and what its cache will take", ath_tool_inspect},
     {"logits", "", "write the logits of given tokens to a file", ath_tool_logits},
+    {"perplexity", "llama-perplexity", "perplexity, KL divergence and task scores of a text", ath_tool_perplexity},
+    {"quality", "", "what cache types do to this model's output", ath_tool_quality},
+    {"plan", "", "which cache type fits which context", ath_tool_plan},
     {"distortion", "", "what a cache type does to vectors", ath_tool_distortion},
 };
 enum { N_TOOLS = sizeof tools / sizeof tools[0] };
@@ -47,7 +50,7 @@ int main(int argc, char **argv) {
         char version[] = "--version", *only_version[] = {argv[0], version, NULL};
         return ath_tool_logits(2, only_version);
     }
-    char list[256] = "";
+    char list[512] = "";
     for (int i = 0; i < N_TOOLS; i++) strcat(strcat(list, i ? ", " : ""), tools[i].name);
     return ath_tool_fail("unknown command \"%.40s\"; there are %s", argv[1], list);
 }

@@ -33,6 +33,20 @@ double ath_tool_now_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
+/* ---- Ctrl+C */
+
+volatile sig_atomic_t ath_tool_interrupted;
+
+static void on_interrupt(int sig) {
+    (void)sig;
+    ath_tool_interrupted = 1;
+}
+
+void ath_tool_catch_interrupt(void) {
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &action, NULL);
+}
+
 /* ---- log */
 
 static struct {
@@ -55,6 +69,10 @@ int ath_tool_log_open(const ath_args *args) {
     return -1;
 }
 
+bool ath_tool_logs(ath_log_level level) {
+    return (int)level <= the_log.level;
+}
+
 static void write_line(FILE *file, double seconds, ath_log_level level, const char *line) {
     static const char letters[] = "?EWI?D";
     if (the_log.timestamps) fprintf(file, "%.3f ", seconds);
@@ -64,7 +82,7 @@ static void write_line(FILE *file, double seconds, ath_log_level level, const ch
 
 void ath_tool_log_callback(void *user, ath_log_level level, const char *text) {
     (void)user;
-    if ((int)level > the_log.level) return;
+    if (!ath_tool_logs(level)) return;
     char line[1024];
     snprintf(line, sizeof line, "%s", text);
     mask_controls(line);
@@ -86,7 +104,7 @@ void ath_tool_log(ath_log_level level, const char *format, ...) {
 
 int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **argv) {
     int code = ath_args_parse(args, program, argc, argv);
-    if (code < 0 && program->bit & (ATH_PROGRAM_C | ATH_PROGRAM_T | ATH_PROGRAM_L))
+    if (code < 0 && program->bit & ~(unsigned)(ATH_PROGRAM_I | ATH_PROGRAM_D | ATH_PROGRAM_P))
         code = ath_tool_log_open(args);
     for (size_t i = 0; code < 0 && i < args->n_warnings; i++)
         ath_tool_log(ATH_LOG_WARN, "%s", args->warnings[i]);
@@ -208,6 +226,23 @@ size_t ath_tool_unescape(char *text, size_t size) {
     }
     text[out] = 0;
     return out;
+}
+
+int ath_tool_read_text(const ath_args *args, bool escapes, char **text, size_t *size) {
+    const char *given = ATH_ARG_TEXT(args, PROMPT), *path = ATH_ARG_TEXT(args, FILE);
+    const char *binary = ATH_ARG_TEXT(args, BINARY_FILE);
+    if ((given != NULL) + (path != NULL) + (binary != NULL) > 1)
+        return ath_tool_fail("the prompt comes from one of -p, -f, -bf, but several of them were given");
+    if (path || binary) {
+        *text = ath_tool_read_file(path ? path : binary, size);
+        if (*text && path && *size && (*text)[*size - 1] == '\n') (*text)[--*size] = 0;
+        return *text ? -1 : 1;
+    }
+    *text = strdup(given ? given : "");
+    if (!*text) return ath_tool_fail("out of memory");
+    *size = strlen(*text);
+    if (escapes) *size = ath_tool_unescape(*text, *size);
+    return -1;
 }
 
 int ath_tool_flush(void) {

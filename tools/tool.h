@@ -2,6 +2,7 @@
 #ifndef ATH_TOOL_H
 #define ATH_TOOL_H
 
+#include <signal.h>
 #include <stdio.h>
 
 #include "args.h"
@@ -13,6 +14,9 @@ int ath_tool_tokenize(int argc, char **argv);
 int ath_tool_inspect(int argc, char **argv);
 int ath_tool_logits(int argc, char **argv);
 int ath_tool_distortion(int argc, char **argv);
+int ath_tool_perplexity(int argc, char **argv);
+int ath_tool_quality(int argc, char **argv);
+int ath_tool_plan(int argc, char **argv);
 
 /* "error: ..." as one line on stderr; returns 1, the exit code of every failure. */
 int ath_tool_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -24,14 +28,24 @@ int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **
  */
 int ath_tool_log_open(const ath_args *args);
 void ath_tool_log(ath_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bool ath_tool_logs(ath_log_level level); /* is it that loud? */
 void ath_tool_log_callback(void *user, ath_log_level level, const char *line);
 
 /* Flags to parameters. Strings live as long as args. Return -1, or 1 after an error line. */
 int ath_tool_engine_params(const ath_args *args, ath_engine_params *params);
 int ath_tool_session_params(const ath_args *args, ath_session_params *params);
 
+/* After this the first Ctrl+C sets ath_tool_interrupted, the second kills. */
+void ath_tool_catch_interrupt(void);
+extern volatile sig_atomic_t ath_tool_interrupted;
+enum { ATH_EXIT_INTERRUPTED = 130 }; /* as a shell reports SIGINT */
+
 /* A whole file ("-": standard input), malloc'd, NUL behind it. NULL after an error line. */
 char *ath_tool_read_file(const char *path, size_t *size);
+
+/* The text of -p (escapes replaced if wanted), -f (one newline at the end dropped) or -bf; malloc'd, "" if
+ * none was given. -1, or 1 after an error line. */
+int ath_tool_read_text(const ath_args *args, bool escapes, char **text, size_t *size);
 
 /* Replaces C escapes (\n \t \r \" \' \\ \xHH) in place; others stay as they are. Returns the new size. */
 size_t ath_tool_unescape(char *text, size_t size);

@@ -146,6 +146,9 @@ typedef struct ath_cache_plan {
 ath_status ath_engine_plan_cache(const ath_engine *engine, const char *type_k, const char *type_v, int64_t n_tokens,
                                  ath_cache_plan *plan, ath_error *err);
 
+/* Bytes of memory that this process may still take; UINT64_MAX if the system doesn't say. */
+uint64_t ath_available_memory(void);
+
 /* ---------------------------------------------------------------- session */
 
 typedef struct ath_session_params {
@@ -216,6 +219,15 @@ typedef struct ath_session_stats {
 void ath_session_get_stats(const ath_session *session, ath_session_stats *stats);
 /* Counters of one layer: k compressed, k f16, v compressed, v f16. */
 void ath_session_layer_rows(const ath_session *session, int layer, uint64_t rows[4]);
+
+/* What encoding loses, by layer and KV head. From ath_session_measure on, every page that is encoded is decoded again
+ * and compared with its f16 values (a few percent of the time of prefill). */
+ath_status ath_session_measure(ath_session *session, ath_error *err);
+typedef struct ath_cache_error {
+    double k, v; /* root of squared errors over squares of the values; 0 where nothing was encoded */
+} ath_cache_error;
+/* head -1: all heads of the layer. */
+ath_cache_error ath_session_cache_error(const ath_session *session, int layer, int head);
 
 /* ---------------------------------------------------------------- codec figures */
 

@@ -86,6 +86,8 @@ ath_status ath_cache_layers(const ath_engine *e, const char *type_k, const char 
 
 /* ---- memory */
 
+uint64_t ath_available_memory(void) { return ath_memory_available(); }
+
 static size_t plan_total(const ath_kv_plan *plan) { return plan->bytes_pages + plan->bytes_recent + plan->bytes_entries; }
 
 /* Largest multiple of 256 tokens whose cache in one type fits into `bytes`; 0 if the type can't hold the heads. */

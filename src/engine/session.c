@@ -1,4 +1,5 @@
 /* A session: a KV cache over an engine, the passes that fill it, and the logits they leave. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -265,6 +266,23 @@ void ath_session_clear(ath_session *s, int seq) {
 }
 
 /* ---- statistics */
+
+ath_status ath_session_measure(ath_session *s, ath_error *err) { return ath_kv_measure(s->kv, err); }
+
+static double relative_error(const ath_session *s, int layer, int head, int side) {
+    ath_kv_loss sum = {0, 0};
+    int n_heads = ath_engine_layer(s->engine, layer).n_kv_heads;
+    for (int h = head < 0 ? 0 : head; h < (head < 0 ? n_heads : head + 1); h++) {
+        ath_kv_loss loss = ath_kv_loss_of(s->kv, layer, h, side);
+        sum.error2 += loss.error2;
+        sum.norm2 += loss.norm2;
+    }
+    return sum.norm2 > 0 ? sqrt(sum.error2 / sum.norm2) : 0;
+}
+
+ath_cache_error ath_session_cache_error(const ath_session *s, int layer, int head) {
+    return (ath_cache_error){relative_error(s, layer, head, 0), relative_error(s, layer, head, 1)};
+}
 
 void ath_session_layer_rows(const ath_session *s, int layer, uint64_t rows[4]) {
     const ath_attn_counters *c = ath_kv_counters(s->kv, layer);

@@ -209,6 +209,7 @@ void ath_kv_free(ath_kv *kv) {
     if (!kv) return;
     for (int kind = 0; kind < ATH_KV_KINDS; kind++) ath_page_pool_free(&kv->pool[kind]);
     ath_kv_batch_free(kv);
+    ath_kv_measure_free(kv);
     ath_kv_shape_free(&kv->shape);
     free(kv->seqs);
     free(kv->tables);

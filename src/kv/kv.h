@@ -104,4 +104,12 @@ void ath_kv_get_stats(const ath_kv *kv, ath_kv_stats *stats);
 const ath_attn_counters *ath_kv_counters(const ath_kv *kv, int layer); /* since creation or reset */
 void ath_kv_reset_counters(ath_kv *kv);
 
+/* ---- what encoding loses: sums of squares over the pages that were encoded since ath_kv_measure */
+typedef struct ath_kv_loss {
+    double error2, norm2; /* decoded - f16 value; f16 value */
+} ath_kv_loss;
+ath_status ath_kv_measure(ath_kv *kv, ath_error *err);
+/* side: 0 K, 1 V. Zeros for what isn't encoded, isn't measured or doesn't exist. */
+ath_kv_loss ath_kv_loss_of(const ath_kv *kv, int layer, int head, int side);
+
 #endif

@@ -301,6 +301,7 @@ void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v) {
     }
     int64_t n_jobs = list_full_pages(kv, place);
     if (n_jobs > 0) ath_op_encode_pages(kv->device, batch->jobs, n_jobs);
+    if (kv->losses) ath_kv_measure_jobs(kv, layer, n_jobs);
 }
 
 /* ---- attend */

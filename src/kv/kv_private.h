@@ -125,6 +125,8 @@ struct ath_kv {
     ath_attn_counters *counters; /* [n_layers] */
     uint64_t saturated;
     size_t bytes_scratch;
+    ath_kv_loss *losses; /* [n_layers][max_kv_heads][2]; NULL: not measured */
+    float *decoded;      /* a page of one head, while it is measured */
 };
 
 /* Entries of a sequence's table of that kind. */
@@ -143,5 +145,9 @@ void ath_kv_sweep(ath_kv *kv, ath_kv_seq *seq);
 /* Batch arrays; freed by ath_kv_free, also after a failure. */
 ath_status ath_kv_batch_init(ath_kv *kv, ath_error *err);
 void ath_kv_batch_free(ath_kv *kv);
+
+/* Adds what the first n encode jobs of the batch lost. */
+void ath_kv_measure_jobs(ath_kv *kv, int layer, int64_t n_jobs);
+void ath_kv_measure_free(ath_kv *kv);
 
 #endif

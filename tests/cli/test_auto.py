@@ -1,0 +1,151 @@
+"""-ctk auto -ctv auto, --kv-budget and athanor plan: the documented table, the user's own verdicts, and the floor of 3 bits."""
+import json
+import os
+import re
+
+import pytest
+
+from make_golden_like import Shape, make_model
+
+
+@pytest.fixture
+def env(tmp_path):
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+@pytest.fixture
+def model(tmp_path):
+    return make_model(tmp_path / "model.gguf", Shape(head_dim=128, context=4096))
+
+
+@pytest.fixture
+def plan(athanor, model, env):
+    def call(*args):
+        done = athanor("plan", "-m", model, "--json", *args, env=env)
+        return json.loads(done.stdout)
+    return call
+
+
+def pair(t):
+    return t["type_k"], t["type_v"]
+
+
+def chosen(p):
+    (one,) = [pair(t) for t in p["types"] if t["chosen"]]
+    return one
+
+
+def budget_for(p, k, v):
+    (t,) = [t for t in p["types"] if pair(t) == (k, v)]
+    return -(-t["bytes"] // 2**20)
+
+
+def test_best_that_fits(plan):
+    p = plan("-c", 65536)
+    assert chosen(p) == ("f16", "f16") and p["context"] == 65536
+    kld = [t["kld"] for t in p["types"]]
+    assert kld == sorted(kld) and len(kld) >= 5
+    sizes = [t["bytes"] for t in p["types"] if t["possible"]]
+    assert min(sizes) < max(sizes) / 5
+    for k, v in (("q8_0", "q8_0"), ("turbo4", "turbo4"), ("turbo3", "turbo3")):
+        q = plan("-c", 65536, "--kv-budget", budget_for(p, k, v))
+        got = next(t for t in q["types"] if t["chosen"])
+        assert got["bytes"] <= q["budget_bytes"]
+        # nothing better fits
+        for t in q["types"]:
+            if t["kld"] < got["kld"]:
+                assert t["bytes"] > q["budget_bytes"]
+        assert got["largest_context"] >= 65536
+
+
+def test_largest_context_is_that_of_the_budget(plan):
+    p = plan("-c", 1024, "--kv-budget", 3)
+    for t in p["types"]:
+        n = t["largest_context"]
+        sizes = [next(x["bytes"] for x in plan("-c", m, "--kv-budget", 3)["types"] if pair(x) == pair(t)) for m in (n, n + 256)]
+        assert n % 256 == 0 and sizes[0] <= 3 << 20 < sizes[1]
+
+
+def test_never_below_three_bits_unless_told(plan):
+    p = plan("-c", 65536, "--kv-budget", 1)
+    (t,) = [t for t in p["types"] if t["chosen"]]
+    assert 3 <= t["bits_per_value"] < 4 and "nothing of 3 bits or more fits" in p["why"]
+    q = plan("-c", 65536, "--kv-budget", 1, "--kv-allow-2bit")
+    (t,) = [t for t in q["types"] if t["chosen"]]
+    assert 2 <= t["bits_per_value"] < 3
+
+
+def test_head_sizes_that_some_types_cannot_hold(athanor, tmp_path, env):
+    model = make_model(tmp_path / "odd.gguf", Shape(head_dim=80))
+    p = json.loads(athanor("plan", "-m", model, "--json", "--kv-budget", 1, "-c", 65536, env=env).stdout)
+    assert not next(t for t in p["types"] if t["type_k"] == "q8_0")["possible"]
+    assert chosen(p)[0].startswith("turbo3")
+
+
+def verdicts(env, entries):
+    (file,) = (p for p in __import__("pathlib").Path(env["XDG_CACHE_HOME"], "athanor/verdicts").iterdir())
+    stored = json.loads(file.read_text())
+    for t in stored["types"]:
+        t.update(entries.get(t["type"], {}))
+    file.write_text(json.dumps(stored))
+
+
+def test_own_verdicts_count(plan, athanor, model, env):
+    p = plan("-c", 65536)
+    budget = budget_for(p, "turbo3", "turbo3")
+    before = plan("-c", 65536, "--kv-budget", budget)
+    assert not any(t["measured"] for t in before["types"])
+    names = sorted({t["type_k"] for t in p["types"]} - {"f16"})
+    athanor("quality", "-m", model, "-c", 256, "--chunks", 1, "--greedy", 0, "--needles", 0, "--types", ",".join(names), env=env)
+    assert all(t["measured"] for t in plan("-c", 512)["types"] if t["type_k"] == t["type_v"] != "f16")
+    good, bad = {"verdict": "safe", "kld_mean": 0.001}, {"verdict": "not recommended", "kld_mean": 0.7}
+    rest = {n: {"verdict": "visible", "kld_mean": 0.05} for n in names}
+    verdicts(env, {**rest, "turbo3": good})
+    q = plan("-c", 65536, "--kv-budget", budget)
+    assert chosen(q) == ("turbo3", "turbo3") and "measured here 0.001" in q["why"]
+    verdicts(env, {**rest, "turbo3": bad, "turbo4": bad})
+    q = plan("-c", 65536, "--kv-budget", budget)
+    assert "turbo3" not in chosen(q) and "turbo4" not in chosen(q)
+
+
+def test_expectations_sink_with_a_bad_verdict(plan, athanor, model, env):
+    """q8_0 alone is known, and bad: what the table puts below it is no better, and f16 is taken although it doesn't fit."""
+    budget = budget_for(plan("-c", 65536), "turbo3", "turbo3")
+    athanor("quality", "-m", model, "-c", 256, "--chunks", 1, "--greedy", 0, "--needles", 0, "--types", "q8_0", env=env)
+    verdicts(env, {"q8_0": {"verdict": "not recommended", "kld_mean": 0.7}})
+    p = plan("-c", 65536, "--kv-budget", budget)
+    assert chosen(p) == ("f16", "f16") and {t["class"] for t in p["types"]} == {"exact", "not recommended"}
+    assert [t["kld"] for t in p["types"][1:]] == [0.7] * (len(p["types"]) - 1)
+
+
+def test_broken_verdicts_are_left_out(plan, athanor, model, env, tmp_path):
+    athanor("quality", "-m", model, "-c", 256, "--chunks", 1, "--greedy", 0, "--needles", 0, "--types", "q8_0", env=env)
+    (file,) = (tmp_path / "cache/athanor/verdicts").iterdir()
+    for text in ("", "{", "[1, 2]", '{"types": 3}', '{"types": [null, {"type": 5}, {"type": "turbo3", "kld_mean": "x", "verdict": 1}]}',
+                 '{"types": [{"type": "nonsense/q8_0", "kld_mean": 0, "verdict": "safe"}]}'):
+        file.write_text(text)
+        assert chosen(plan("-c", 512)) == ("f16", "f16")
+
+
+def test_completion_and_logits_take_it(athanor, model, env, tmp_path):
+    stats = tmp_path / "s.json"
+    def complete(*args, check=True):
+        return athanor("-m", model, "-p", "a", "-n", 1, "--json-stats", stats, *args, program="llama-completion", env=env, check=check)
+    err = complete("-ctk", "auto", "-ctv", "auto", "-c", 4096).stderr.decode()
+    assert re.search(r"^auto cache: K f16, V f16 \(the reference itself\): the best that fits 4096 tokens into free memory", err, re.M)
+    complete("-ctk", "auto", "-ctv", "turbo3", "-c", 4096, "--kv-budget", 2)
+    s = json.loads(stats.read_text())
+    assert s["type_v"] == "turbo3" and s["cache_bytes_at_ctx"] <= 2 << 20
+    err = complete("-ctk", "auto", "-ctv", "auto", "-c", 4096, "--kv-budget", 1).stderr.decode()
+    assert err.count("auto cache:") == 1 and "warning: auto cache:" in err and "3 bits or more fits 4096 tokens into --kv-budget" in err
+    out = tmp_path / "o.f32"
+    done = athanor("logits", "-m", model, "--ids", "1 2 3", "-o", out, "-ctk", "auto", "-ctv", "auto", env=env)
+    assert b"auto cache: K f16" in done.stderr
+    done = complete("-ctk", "auto", "--kv-budget", 0, check=False)
+    assert done.returncode == 1 and b"--kv-budget expects" in done.stderr
+
+
+def test_table_for_people(athanor, model, env):
+    out = athanor("plan", "-m", model, "-c", 8192, "--kv-budget", 2, env=env).stdout.decode()
+    assert out.startswith("context 8192 tokens, budget 2 MiB\n")
+    assert len(re.findall(r"^\* ", out, re.M)) == 2 and "* auto: K " in out and "safe (about" in out
