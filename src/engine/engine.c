@@ -58,11 +58,11 @@ static void describe_file(ath_engine *e) {
 
 static ath_status check_weight_memory(const ath_engine *e, bool repack, ath_error *err) {
     uint64_t available = ath_memory_available();
-    size_t needed = ath_gguf_file_bytes(e->gguf);
+    size_t file = ath_gguf_file_bytes(e->gguf), needed = file + file / 32; /* panels of K-quants are 3 % larger */
     if (!repack || needed <= available) return ATH_OK;
     return ATH_FAIL(err, ATH_ERR_NOMEM,
                     "%s: the weights need %zu MiB of memory and %zu MiB are available: take a smaller quantisation, or "
-                    "--no-repack, which reads them from the file",
+                    "--no-repack, which reads them from the file and is many times slower",
                     ath_gguf_path(e->gguf), needed >> 20, (size_t)(available >> 20));
 }
 
