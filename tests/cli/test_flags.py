@@ -37,7 +37,7 @@ def call(program, *args, env=None, **kw):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_")}
     done = subprocess.run([str(binary), *own, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
                           env={**clean, **(env or {})}, **kw)
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+    return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode()
 
 
 def fails(program, *args, **kw):
