@@ -48,7 +48,7 @@ def run(args):
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             log.seek(0)
-            raise SystemExit(log.read().decode())
+            raise SystemExit(f"exit code {process.returncode}\n{log.read().decode()}")
     return time.monotonic() - start, usage.ru_maxrss * 1024
 
 
