@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -131,6 +132,28 @@ static int thread_count(const ath_args *args, ath_flag_id id, int *out) {
     return in_int(args, id, 1, out);
 }
 
+/* The flags of "--isa": a name, or the word itself. Not given: all. */
+static int isa_mask(const ath_args *args, uint32_t *mask) {
+    static const struct {
+        const char *name;
+        uint32_t mask;
+    } names[] = {{"c", 0}, {"avx2", 1}, {"avx512", 15}};
+    const char *text = ATH_ARG_TEXT(args, ISA);
+    if (!text) return -1;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(text, names[i].name) != 0) continue;
+        *mask = names[i].mask;
+        return -1;
+    }
+    char *end;
+    errno = 0;
+    unsigned long long word = strtoull(text, &end, strncasecmp(text, "0x", 2) == 0 ? 16 : 10);
+    if (end == text || *end || errno || word > UINT32_MAX)
+        return ath_tool_fail("--isa %.60s: expected c, avx2, avx512 or a number such as 3 or 0x3", text);
+    *mask = (uint32_t)word;
+    return -1;
+}
+
 static void rope_params(const ath_args *args, ath_engine_params *p) {
     p->rope_scaling = ATH_ARG_TEXT(args, ROPE_SCALING);
     if (ATH_ARG_GIVEN(args, ROPE_SCALE)) p->rope_scale = (float)ATH_ARG_REAL(args, ROPE_SCALE);
@@ -148,10 +171,10 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     p->log = ath_tool_log_callback;
     p->repack = ATH_ARG_ON(args, REPACK);
     p->check_tensors = ATH_ARG_ON(args, CHECK_TENSORS);
-    p->cpu_mask = (uint32_t)ATH_ARG_INT(args, CPU_FEATURES);
     rope_params(args, p);
     int batch = 0;
-    int code = thread_count(args, ATH_FLAG_THREADS, &p->n_threads);
+    int code = isa_mask(args, &p->cpu_mask);
+    if (code < 0) code = thread_count(args, ATH_FLAG_THREADS, &p->n_threads);
     if (code < 0) code = thread_count(args, ATH_FLAG_THREADS_BATCH, &p->n_threads_batch);
     if (code < 0) code = in_int(args, ATH_FLAG_UBATCH, 1, &p->n_ubatch);
     if (code < 0) code = in_int(args, ATH_FLAG_BATCH, 1, &batch);

@@ -54,7 +54,7 @@ typedef struct ath_engine_params {
     bool repack;         /* copy weights into the fastest layout at load (default) */
     bool metadata_only;  /* no weights, no device: for inspection and tokenizing */
     bool check_tensors;  /* refuse NaN and infinity in weights */
-    uint32_t cpu_mask;   /* CPU features that may be used, ~0u: all (see --cpu-mask) */
+    uint32_t cpu_mask;   /* CPU features that may be used, ~0u: all (see --isa) */
     ath_log_fn log;      /* NULL: silent */
     void *log_user;
     /* Rotary overrides; 0 or NULL: the model's. */

@@ -107,6 +107,20 @@ def test_bare_flash_attention():
     assert "is not a flag" in fails("llama-cli", "-fa", "perhaps", "--version")
 
 
+def test_instruction_sets(golden):
+    model = golden / "qwen3/model.gguf"
+    devices = {}
+    for isa in ("c", "0", "avx2", "0x1", "avx512", "15"):
+        code, _, err = call("llama-cli", "-m", model, "-p", "a", "-n", "1", "--isa", isa)
+        assert code == 0, err
+        (devices[isa],) = re.findall(r"CPU, ([a-z0-9C ]+),", err)
+    assert devices["c"] == devices["0"] == "plain C"
+    assert devices["avx2"] == devices["0x1"] in ("avx2", "plain C")
+    assert devices["avx512"] == devices["15"]
+    for isa in ("sse2", "", "-1", "0x100000000", "3x"):
+        assert "--isa" in fails("llama-cli", "-m", model, "-p", "a", "--isa", isa)
+
+
 def test_warnings(golden):
     model = golden / "qwen3/model.gguf"
     code, _, err = call("llama-cli", "-m", model, "-p", "a", "-n", "1", "-c", "512", "-c", "256", "--mlock", "-sm", "row", "-fa",
