@@ -131,17 +131,44 @@ static const char *no_cache(const ath_engine *e, ath_error *err) {
     return ath_engine_plan_cache(e, "f16", "f16", 256, &plan, err) == ATH_OK ? NULL : err->message;
 }
 
-static int64_t values_per_token(const ath_engine *e, int n_layers, int *n_windowed) {
+/* Those that grow with the context. */
+static int64_t values_per_token(const ath_engine *e, int n_layers) {
     int64_t values = 0;
-    *n_windowed = 0;
     for (int il = 0; il < n_layers; il++) {
         ath_layer_info l = ath_engine_layer(e, il);
-        if (l.window)
-            ++*n_windowed;
-        else
-            values += (int64_t)l.n_kv_heads * (l.head_dim_k + l.head_dim_v);
+        if (l.cache == ATH_LAYER_FULL) values += (int64_t)l.n_kv_heads * (l.head_dim_k + l.head_dim_v);
     }
     return values;
+}
+
+static bool same_cache(const ath_layer_info *a, const ath_layer_info *b) {
+    return a->cache == b->cache && a->n_kv_heads == b->n_kv_heads && a->head_dim_k == b->head_dim_k &&
+           a->head_dim_v == b->head_dim_v && a->window == b->window;
+}
+
+/* A line for each kind and shape of cache. */
+static void print_layers(const ath_engine *e, int n_layers) {
+    for (int il = 0; il < n_layers; il++) {
+        ath_layer_info l = ath_engine_layer(e, il);
+        int n_before = 0, n = 0;
+        for (int other = 0; other < n_layers; other++) {
+            ath_layer_info o = ath_engine_layer(e, other);
+            if (!same_cache(&l, &o)) continue;
+            n++;
+            n_before += other < il;
+        }
+        if (n_before) continue;
+        printf("  %d layer%s ", n, n == 1 ? "" : "s");
+        if (l.cache == ATH_LAYER_SHARED)
+            printf("that read the K and V of earlier ones");
+        else if (l.cache == ATH_LAYER_WINDOW)
+            printf("with a window of %lld tokens", (long long)l.window);
+        else
+            printf("with a full cache");
+        printf(": head_dim %d", l.head_dim_k);
+        if (l.head_dim_v != l.head_dim_k) printf(" (K), %d (V)", l.head_dim_v);
+        printf(", %d KV head%s\n", l.n_kv_heads, l.n_kv_heads == 1 ? "" : "s");
+    }
 }
 
 static void print_cache_row(const ath_engine *e, const char *type, int64_t values) {
@@ -169,13 +196,9 @@ static void print_cache(const ath_engine *e, const ath_engine_info *info) {
         printf("\nno cache table: %s\n", why);
         return;
     }
-    int n_windowed;
-    int64_t values = values_per_token(e, info->n_layers, &n_windowed);
-    ath_layer_info l = ath_engine_layer(e, 0);
-    printf("\ncache: head_dim %d", l.head_dim_k);
-    if (l.head_dim_v != l.head_dim_k) printf(" (K), %d (V)", l.head_dim_v);
-    printf(", %d KV heads; %d layers with a full cache, %d with a window, 0 recurrent\n", l.n_kv_heads,
-           info->n_layers - n_windowed, n_windowed);
+    int64_t values = values_per_token(e, info->n_layers);
+    printf("\ncache:\n");
+    print_layers(e, info->n_layers);
     printf("  K and V of one type, one sequence; MiB in all (pages, f16 pages and sinks, entry points)\n");
     printf("  type       bytes/token  bits   at 8K                          at 32K                         at "
            "128K\n");
@@ -216,12 +239,13 @@ static void add_cache(cJSON *json, const ath_engine *e, const ath_engine_info *i
         cJSON_AddStringToObject(json, "no_cache", why);
         return;
     }
-    int n_windowed;
-    int64_t values = values_per_token(e, info->n_layers, &n_windowed);
+    static const char *const kinds[] = {"full", "window", "shared"};
+    int64_t values = values_per_token(e, info->n_layers);
     cJSON *layers = cJSON_AddArrayToObject(json, "layers"), *cache = cJSON_AddObjectToObject(json, "cache");
     for (int il = 0; il < info->n_layers; il++) {
         ath_layer_info l = ath_engine_layer(e, il);
         cJSON *layer = cJSON_CreateObject();
+        cJSON_AddStringToObject(layer, "cache", kinds[l.cache]);
         cJSON_AddNumberToObject(layer, "n_heads", l.n_heads);
         cJSON_AddNumberToObject(layer, "n_kv_heads", l.n_kv_heads);
         cJSON_AddNumberToObject(layer, "head_dim_k", l.head_dim_k);

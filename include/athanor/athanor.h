@@ -68,7 +68,14 @@ ath_engine_params ath_engine_params_default(void);
 ath_status ath_engine_open(ath_engine **out, const ath_engine_params *params, ath_error *err);
 void ath_engine_close(ath_engine **engine);
 
+typedef enum ath_layer_cache {                   /* what a layer keeps of the tokens */
+                               ATH_LAYER_FULL,   /* K and V of all of them */
+                               ATH_LAYER_WINDOW, /* K and V of those that its window reaches */
+                               ATH_LAYER_SHARED, /* nothing: it reads K and V of an earlier layer */
+} ath_layer_cache;
+
 typedef struct ath_layer_info {
+    ath_layer_cache cache;
     int n_heads, n_kv_heads;
     int head_dim_k, head_dim_v;
     int64_t window; /* sliding window in tokens, own included; 0: full attention */

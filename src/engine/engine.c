@@ -182,7 +182,14 @@ void ath_engine_get_info(const ath_engine *e, ath_engine_info *info) {
 ath_layer_info ath_engine_layer(const ath_engine *e, int layer) {
     if (!e->model || layer < 0 || layer >= e->model->n_layers) return (ath_layer_info){0};
     const ath_layer *l = &e->model->layers[layer];
-    return (ath_layer_info){l->n_heads, l->n_kv_heads, l->head_dim_k, l->head_dim_v, l->window};
+    return (ath_layer_info){.cache = l->kv_layer != layer ? ATH_LAYER_SHARED
+                                     : l->window          ? ATH_LAYER_WINDOW
+                                                          : ATH_LAYER_FULL,
+                            .n_heads = l->n_heads,
+                            .n_kv_heads = l->n_kv_heads,
+                            .head_dim_k = l->head_dim_k,
+                            .head_dim_v = l->head_dim_v,
+                            .window = l->window};
 }
 
 const char *ath_known_architectures(void) { return ath_arch_names(); }

@@ -10,22 +10,48 @@
 enum { MAX_LAYERS = 65536, MAX_KV_HEADS = 65536, MAX_SEQS = 65536 };
 #define MAX_CONTEXT ((int64_t)1 << 40)
 
+static size_t tile_bytes(const ath_kv_place *place, int is_value) {
+    return (size_t)place->n_kv_heads * (size_t)place->side[is_value].attn.layout.head_dim * ATH_PAGE_TOKENS *
+           sizeof(uint16_t);
+}
+
 static ath_status side_init(ath_kv_shape *shape, ath_kv_place *place, int is_value, ath_kv_type type,
                             int head_dim, ath_error *err) {
     ath_kv_side *side = &place->side[is_value];
     ath_kv_layout *layout = &side->attn.layout;
     ATH_TRY(ath_kv_layout_init(layout, type, head_dim, !is_value, err));
-    size_t heads = (size_t)place->n_kv_heads;
-    size_t tile = heads * (size_t)head_dim * ATH_PAGE_TOKENS * sizeof(uint16_t);
+    size_t tile = tile_bytes(place, is_value);
     side->attn.offset = shape->page_bytes[place->kind];
-    shape->page_bytes[place->kind] += heads * layout->bytes;
+    shape->page_bytes[place->kind] += (size_t)place->n_kv_heads * layout->bytes;
     side->encoded = !ath_kv_type_is_raw(type);
     if (!side->encoded) return ATH_OK;
     side->tile_at = shape->page_bytes[ATH_KV_RECENT];
     shape->page_bytes[ATH_KV_RECENT] += tile;
     side->sink_at = shape->page_bytes[ATH_KV_SINKS];
     shape->page_bytes[ATH_KV_SINKS] += tile / ATH_PAGE_TOKENS * ATH_SINK_TOKENS;
-    if (shape->tile_bytes[is_value] < tile) shape->tile_bytes[is_value] = tile;
+    if (shape->slot_bytes[is_value] < tile) shape->slot_bytes[is_value] = tile;
+    return ATH_OK;
+}
+
+static ath_status share(ath_kv_shape *shape, int index, const ath_kv_params *params, ath_error *err) {
+    const ath_kv_layer *layer = &params->layers[index], *source = layer;
+    if (layer->source >= 0 && layer->source < index) source = &params->layers[layer->source];
+    if (source == layer || source->store != ATH_KV_OWN || source->n_kv_heads != layer->n_kv_heads ||
+        source->head_dim_k != layer->head_dim_k || source->head_dim_v != layer->head_dim_v ||
+        source->window != layer->window)
+        return ATH_FAIL(
+            err, ATH_ERR_ARGUMENT,
+            "layer %d can't share the rows of layer %d: they are no rows of an earlier layer of its shape",
+            index, layer->source);
+    ath_kv_place *place = &shape->layers[layer->source];
+    for (int is_value = 0; is_value < 2; is_value++) {
+        ath_kv_side *side = &place->side[is_value];
+        if (!side->encoded || side->scratch_at > 0) continue;
+        side->scratch_at = shape->slot_bytes[is_value];
+        shape->slot_bytes[is_value] += tile_bytes(place, is_value);
+    }
+    shape->layers[index] = *place;
+    shape->layers[index].shared = true;
     return ATH_OK;
 }
 
@@ -48,6 +74,14 @@ static ath_status layer_init(ath_kv_shape *shape, int index, const ath_kv_params
                      err);
 }
 
+static ath_status layers_init(ath_kv_shape *shape, const ath_kv_params *params, ath_error *err) {
+    for (int i = 0; i < params->n_layers; i++)
+        if (params->layers[i].store == ATH_KV_OWN) ATH_TRY(layer_init(shape, i, params, err));
+    for (int i = 0; i < params->n_layers; i++)
+        if (params->layers[i].store == ATH_KV_SHARED) ATH_TRY(share(shape, i, params, err));
+    return ATH_OK;
+}
+
 ath_status ath_kv_shape_init(ath_kv_shape *shape, const ath_kv_params *params, ath_error *err) {
     *shape = (ath_kv_shape){0};
     if (params->n_layers < 1 || params->n_layers > MAX_LAYERS || params->n_seqs < 1 ||
@@ -65,12 +99,10 @@ ath_status ath_kv_shape_init(ath_kv_shape *shape, const ath_kv_params *params, a
     shape->n_pages = ath_kv_pages_for(params->n_ctx);
     shape->layers = calloc((size_t)params->n_layers, sizeof *shape->layers);
     if (!shape->layers) return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for %d layers", params->n_layers);
-    for (int i = 0; i < params->n_layers; i++) {
-        ath_status status = layer_init(shape, i, params, err);
-        if (status != ATH_OK) {
-            ath_kv_shape_free(shape);
-            return status;
-        }
+    ath_status status = layers_init(shape, params, err);
+    if (status != ATH_OK) {
+        ath_kv_shape_free(shape);
+        return status;
     }
     for (int kind = 0; kind < ATH_KV_KINDS; kind++)
         shape->page_bytes[kind] = ath_page_bytes(shape->page_bytes[kind]);
@@ -136,7 +168,7 @@ ath_status ath_kv_plan_init(ath_kv_plan *plan, const ath_kv_params *params, int6
     ATH_TRY(ath_kv_shape_init(&shape, params, err));
     for (int i = 0; i < shape.n_layers; i++) {
         const ath_kv_place *place = &shape.layers[i];
-        if (place->kind != ATH_KV_FULL) continue;
+        if (place->kind != ATH_KV_FULL || place->shared) continue;
         const ath_kv_layout *k = &place->side[0].attn.layout, *v = &place->side[1].attn.layout;
         plan->bytes_per_token += place->n_kv_heads * (double)(k->bytes + v->bytes) / ATH_PAGE_TOKENS;
         plan->bytes_per_token_f16 += place->n_kv_heads * 2.0 * (k->head_dim + v->head_dim);

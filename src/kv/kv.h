@@ -19,11 +19,20 @@
 
 typedef struct ath_kv ath_kv;
 
+/* Where a layer's K and V are. */
+typedef enum ath_kv_store {
+    ATH_KV_OWN,    /* in pages of its own */
+    ATH_KV_SHARED, /* it reads those of an earlier layer with the same heads and window: nothing is appended
+                      to it */
+} ath_kv_store;
+
 typedef struct ath_kv_layer {
     int n_kv_heads;
     int head_dim_k, head_dim_v;
     int64_t window;             /* 0: full attention */
     ath_kv_type type_k, type_v; /* wanted; ath_kv_effective_* tells what is stored */
+    ath_kv_store store;
+    int source; /* SHARED: that layer, whose types are the ones that count */
 } ath_kv_layer;
 
 typedef struct ath_kv_params {

@@ -29,7 +29,7 @@ ath_status ath_kv_batch_init(ath_kv *kv, ath_error *err) {
     size_t n_scratch = (size_t)(shape->n_ubatch / ATH_PAGE_TOKENS);
     for (int side = 0; side < 2 && ok; side++) {
         batch->recent[side] = calloc(n_segments + n_seqs, sizeof *batch->recent[side]);
-        size_t bytes = n_scratch > 0 ? ath_page_bytes(n_scratch * shape->tile_bytes[side]) : 0;
+        size_t bytes = n_scratch > 0 ? ath_page_bytes(n_scratch * shape->slot_bytes[side]) : 0;
         if (bytes > 0) batch->scratch[side] = calloc(1, bytes);
         kv->bytes_scratch += bytes;
         ok = batch->recent[side] && (batch->scratch[side] || bytes == 0);
@@ -173,10 +173,10 @@ typedef struct append_job {
 static uint16_t *tile_of(const ath_kv *kv, const ath_kv_segment *segment, const ath_kv_place *place,
                          int is_value) {
     const ath_kv_side *side = &place->side[is_value];
-    uint8_t *tile =
-        segment->scratch >= 0
-            ? kv->batch.scratch[is_value] + (size_t)segment->scratch * kv->shape.tile_bytes[is_value]
-            : segment->seq->page[ATH_KV_RECENT][segment->page]->mem + side->tile_at;
+    uint8_t *tile = segment->scratch >= 0
+                        ? kv->batch.scratch[is_value] +
+                              (size_t)segment->scratch * kv->shape.slot_bytes[is_value] + side->scratch_at
+                        : segment->seq->page[ATH_KV_RECENT][segment->page]->mem + side->tile_at;
     return (uint16_t *)tile;
 }
 

@@ -28,10 +28,13 @@ typedef struct ath_kv_side {
     ath_attn_side attn; /* layout and offset in the page of the layer's kind */
     bool encoded;
     size_t tile_at, sink_at; /* byte offsets in pages of the kinds RECENT and SINKS; encoded sides only */
+    size_t scratch_at;       /* of its tile in a slot of the batch's scratch: 0, or not to be overwritten by
+                                the next layer, since another one reads it as well */
 } ath_kv_side;
 
-typedef struct ath_kv_place { /* one layer */
+typedef struct ath_kv_place { /* one layer; of a layer that shares: its source's */
     int kind;                 /* ATH_KV_FULL or ATH_KV_WINDOWED */
+    bool shared;
     int n_kv_heads;
     int64_t window;
     ath_kv_side side[2];
@@ -45,7 +48,8 @@ typedef struct ath_kv_shape {
     int64_t max_window; /* of the windowed kind */
     int max_kv_heads;
     size_t page_bytes[ATH_KV_KINDS]; /* 0: no such pages */
-    size_t tile_bytes[2];            /* largest f16 tile of all heads of a layer, K and V: scratch */
+    size_t slot_bytes[2];            /* K and V: f16 tiles of a page, of one layer after the other, and of
+                                        those that are shared: scratch */
 } ath_kv_shape;
 
 ath_status ath_kv_shape_init(ath_kv_shape *shape, const ath_kv_params *params, ath_error *err);

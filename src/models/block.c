@@ -46,29 +46,42 @@ static void scale_queries(const ath_model *m, ath_pass *p, int64_t n) {
     ath_op_scale_rows(p->dev, p->q, p->row_scale, n, p->rows);
 }
 
-void ath_block_qkv(const ath_model *m, ath_pass *p, int il, const float *h) {
-    const ath_layer *l = &m->layers[il];
-    const ath_weight *w[] = {&l->wq, &l->wk, &l->wv};
-    float *out[] = {p->q, p->k, p->v};
-    ath_op_matmul(p->dev, w, out, 3, h, p->rows);
-    add_bias(p, p->q, l->bq, l->wq.n_out);
-    add_bias(p, p->k, l->bk, l->wk.n_out);
-    add_bias(p, p->v, l->bv, l->wv.n_out);
-    int hd = l->head_dim_k;
-    norm_heads(m, p, p->q, l->q_norm, hd, l->n_heads);
-    norm_heads(m, p, p->k, l->k_norm, hd, l->n_kv_heads);
+/* q, or k, of a layer from its projection: norm per head, rotation. */
+static void finish_heads(const ath_model *m, const ath_pass *p, const ath_layer *l, float *x,
+                         const float *norm, int n_heads) {
+    norm_heads(m, p, x, norm, l->head_dim_k, n_heads);
     const ath_rope *rope = l->rope;
     if (p->long_context && rope == &m->rope[ATH_ROPE_FULL]) rope = &m->rope[ATH_ROPE_LONG];
-    if (rope) {
-        ath_op_rope(p->dev, rope, p->q, p->pos, l->n_heads, hd, p->rows);
-        ath_op_rope(p->dev, rope, p->k, p->pos, l->n_kv_heads, hd, p->rows);
-    }
+    if (rope) ath_op_rope(p->dev, rope, x, p->pos, n_heads, l->head_dim_k, p->rows);
+}
+
+/* V is K's projection where it has no matrix. */
+static void project(const ath_pass *p, const ath_layer *l, const float *h, bool with_kv) {
+    const ath_weight *w[] = {&l->wq, &l->wk, &l->wv};
+    float *out[] = {p->q, p->k, p->v};
+    bool k_is_v = with_kv && !l->wv.data;
+    ath_op_matmul(p->dev, w, out, !with_kv ? 1 : k_is_v ? 2 : 3, h, p->rows);
+    add_bias(p, p->q, l->bq, l->wq.n_out);
+    if (!with_kv) return;
+    add_bias(p, p->k, l->bk, l->wk.n_out);
+    add_bias(p, p->v, l->bv, l->wv.n_out);
+    if (k_is_v) ath_op_copy(p->dev, p->v, l->wk.n_out, p->k, l->wk.n_out, l->wk.n_out, p->rows);
+}
+
+void ath_block_qkv(const ath_model *m, ath_pass *p, int il, const float *h) {
+    const ath_layer *l = &m->layers[il];
+    bool with_kv = l->kv_layer == il;
+    project(p, l, h, with_kv);
+    finish_heads(m, p, l, p->q, l->q_norm, l->n_heads);
+    if (with_kv) finish_heads(m, p, l, p->k, l->k_norm, l->n_kv_heads);
+    if (with_kv && m->v_norm)
+        ath_op_rms_norm(p->dev, p->v, NULL, m->norm_eps, p->v, l->head_dim_v, l->n_kv_heads, p->rows);
     if (m->attn_temperature != 0) scale_queries(m, p, l->wq.n_out);
 }
 
 void ath_block_attention(const ath_model *m, ath_pass *p, int il) {
     const ath_layer *l = &m->layers[il];
-    ath_kv_append(p->kv, il, p->k, p->v);
+    if (l->kv_layer == il) ath_kv_append(p->kv, il, p->k, p->v);
     ath_attn_args args = {
         .n_heads = l->n_heads,
         .scale = m->attn_scale != 0 ? m->attn_scale : 1 / sqrtf((float)l->head_dim_k),

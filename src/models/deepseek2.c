@@ -12,14 +12,27 @@
 
 #include "models/model.h"
 
+/* A layer's weights beyond the common ones. wq takes the normed output of wq_a where there is one; wk gives
+ * latent and rope part. */
+typedef struct latent_weights {
+    ath_weight wq_a;             /* [q_lora, n_embd] */
+    ath_weight wk_b, wv_b;       /* n_heads of [latent, nope] and of [head_dim_v, latent] */
+    float *q_a_norm, *kv_a_norm; /* [q_lora], [latent] */
+} latent_weights;
+
+static latent_weights *weights_of(const ath_model *m, int il) {
+    return (latent_weights *)m->own + il;
+}
+
 typedef struct widths { /* of one head, or of the latent */
     int64_t q_lora, latent, nope, rope;
 } widths;
 
-static widths widths_of(const ath_model *m, const ath_layer *l) {
-    return (widths){.q_lora = l->wq_a.n_out,
-                    .latent = l->wk_b.n_out,
-                    .nope = l->wk_b.n_in,
+static widths widths_of(const ath_model *m, int il) {
+    const latent_weights *a = weights_of(m, il);
+    return (widths){.q_lora = a->wq_a.n_out,
+                    .latent = a->wk_b.n_out,
+                    .nope = a->wk_b.n_in,
                     .rope = m->rope[ATH_ROPE_FULL].n_rot};
 }
 
@@ -47,7 +60,7 @@ static void load_router(ath_loader *in, ath_model *m) {
 
 /* Keys of the heads as they are in the cache were read already: here those of the heads before compression.
  */
-static void load_latent_attention(ath_loader *in, ath_model *m, ath_layer *l, int il) {
+static void load_latent_attention(ath_loader *in, ath_model *m, ath_layer *l, latent_weights *a, int il) {
     int64_t q_lora = ath_load_u32(in, "attention.q_lora_rank", 0),
             latent = ath_load_u32(in, "attention.kv_lora_rank", 0);
     int64_t head = ath_load_u32(in, "attention.key_length_mla", 0),
@@ -63,18 +76,18 @@ static void load_latent_attention(ath_loader *in, ath_model *m, ath_layer *l, in
         return;
     }
     if (q_lora) {
-        ath_load_matrix(in, &l->wq_a, n_embd, q_lora, 1, 0, "blk.%d.attn_q_a.weight", il);
-        l->q_a_norm = ath_load_vector(in, q_lora, 0, "blk.%d.attn_q_a_norm.weight", il);
+        ath_load_matrix(in, &a->wq_a, n_embd, q_lora, 1, 0, "blk.%d.attn_q_a.weight", il);
+        a->q_a_norm = ath_load_vector(in, q_lora, 0, "blk.%d.attn_q_a_norm.weight", il);
         ath_load_matrix(in, &l->wq, q_lora, n_heads * head, 1, 0, "blk.%d.attn_q_b.weight", il);
     } else {
         ath_load_matrix(in, &l->wq, n_embd, n_heads * head, 1, 0, "blk.%d.attn_q.weight", il);
     }
     ath_load_matrix(in, &l->wk, n_embd, latent + rope, 1, 0, "blk.%d.attn_kv_a_mqa.weight", il);
-    l->kv_a_norm = ath_load_vector(in, latent, 0, "blk.%d.attn_kv_a_norm.weight", il);
-    ath_load_matrix(in, &l->wk_b, nope, latent, n_heads, 0, "blk.%d.attn_k_b.weight", il);
-    ath_load_matrix(in, &l->wv_b, latent, value, n_heads, 0, "blk.%d.attn_v_b.weight", il);
+    a->kv_a_norm = ath_load_vector(in, latent, 0, "blk.%d.attn_kv_a_norm.weight", il);
+    ath_load_matrix(in, &a->wk_b, nope, latent, n_heads, 0, "blk.%d.attn_k_b.weight", il);
+    ath_load_matrix(in, &a->wv_b, latent, value, n_heads, 0, "blk.%d.attn_v_b.weight", il);
     ath_load_matrix(in, &l->wo, n_heads * value, n_embd, 1, 0, "blk.%d.attn_output.weight", il);
-    int64_t scratch = q_lora + latent + rope + n_heads * (head + nope + rope + latent + value);
+    int64_t scratch = n_heads + q_lora + latent + rope + n_heads * (head + nope + rope + latent + value);
     if (scratch > m->n_scratch) m->n_scratch = scratch;
 }
 
@@ -82,11 +95,12 @@ static void deepseek2_load(ath_loader *in, ath_model *m) {
     ath_load_rope(in, 0);
     load_router(in, m);
     int dense = (int)ath_load_u32(in, "leading_dense_block_count", 0);
+    latent_weights *own = m->own = ath_load_alloc(in, (size_t)m->n_layers, sizeof *own);
     float multiplier = ath_load_f32(in, "rope.scaling.yarn_log_multiplier", 0);
     for (int il = 0; il < m->n_layers && in->status == ATH_OK; il++) {
         ath_layer *l = &m->layers[il];
         l->attn_norm = ath_load_norm(in, m->n_embd, "blk.%d.attn_norm", il);
-        load_latent_attention(in, m, l, il);
+        load_latent_attention(in, m, l, &own[il], il);
         l->ffn_norm = ath_load_norm(in, m->n_embd, "blk.%d.ffn_norm", il);
         if (il < dense || !m->router.n_experts) {
             ath_load_ffn(in, l, il);
@@ -118,41 +132,44 @@ static void product(const ath_pass *p, const ath_weight *w, const float *x, floa
 }
 
 /* out[row][head] = w[head] . x[row][head] */
-static void product_per_head(const ath_pass *p, const ath_weight *w, const float *x, float *out,
-                             int n_heads) {
-    ath_op_matmul_experts(p->dev, &w, &out, 1, x, n_heads, p->head, n_heads, p->rows);
+static void product_per_head(const ath_pass *p, const ath_weight *w, const float *x, float *out, int n_heads,
+                             const int32_t *heads) {
+    ath_op_matmul_experts(p->dev, &w, &out, 1, x, n_heads, heads, n_heads, p->rows);
 }
 
 /* p->q = [Wk_b^T q_nope, rope(q_rope)] per head */
-static void make_queries(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h,
-                         float *scratch) {
-    widths w = widths_of(m, l);
+static void make_queries(const ath_model *m, ath_pass *p, int il, const float *h, float *scratch,
+                         const int32_t *heads) {
+    const ath_layer *l = &m->layers[il];
+    const latent_weights *own = weights_of(m, il);
+    widths w = widths_of(m, il);
     int64_t n = p->rows * l->n_heads, head = w.nope + w.rope, key = w.latent + w.rope;
     float *q = take(&scratch, n * head), *nope = take(&scratch, n * w.nope);
     float *rotated = take(&scratch, n * w.rope), *latent = take(&scratch, n * w.latent);
-    if (l->wq_a.data) {
+    if (own->wq_a.data) {
         float *a = take(&scratch, p->rows * w.q_lora);
-        product(p, &l->wq_a, h, a);
-        ath_op_rms_norm(p->dev, a, l->q_a_norm, m->norm_eps, a, w.q_lora, 1, p->rows);
+        product(p, &own->wq_a, h, a);
+        ath_op_rms_norm(p->dev, a, own->q_a_norm, m->norm_eps, a, w.q_lora, 1, p->rows);
         h = a;
     }
     product(p, &l->wq, h, q);
     ath_op_copy(p->dev, nope, w.nope, q, head, w.nope, n);
     ath_op_copy(p->dev, rotated, w.rope, q + w.nope, head, w.rope, n);
     ath_op_rope(p->dev, l->rope, rotated, p->pos, l->n_heads, (int)w.rope, p->rows);
-    product_per_head(p, &l->wk_b, nope, latent, l->n_heads);
+    product_per_head(p, &own->wk_b, nope, latent, l->n_heads, heads);
     ath_op_copy(p->dev, p->q, key, latent, w.latent, w.latent, n);
     ath_op_copy(p->dev, p->q + w.latent, key, rotated, w.rope, w.rope, n);
 }
 
 /* p->k = [c, rope(Wk_rope h)], p->v = c */
-static void make_keys(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h, float *scratch) {
-    widths w = widths_of(m, l);
+static void make_keys(const ath_model *m, ath_pass *p, int il, const float *h, float *scratch) {
+    const ath_layer *l = &m->layers[il];
+    widths w = widths_of(m, il);
     int64_t key = w.latent + w.rope;
     float *rotated = take(&scratch, p->rows * w.rope);
     product(p, &l->wk, h, p->k);
     ath_op_copy(p->dev, p->v, w.latent, p->k, key, w.latent, p->rows);
-    ath_op_rms_norm(p->dev, p->v, l->kv_a_norm, m->norm_eps, p->v, w.latent, 1, p->rows);
+    ath_op_rms_norm(p->dev, p->v, weights_of(m, il)->kv_a_norm, m->norm_eps, p->v, w.latent, 1, p->rows);
     ath_op_copy(p->dev, rotated, w.rope, p->k + w.latent, key, w.rope, p->rows);
     ath_op_rope(p->dev, l->rope, rotated, p->pos, 1, (int)w.rope, p->rows);
     ath_op_copy(p->dev, p->k, key, p->v, w.latent, w.latent, p->rows);
@@ -161,13 +178,15 @@ static void make_keys(const ath_model *m, ath_pass *p, const ath_layer *l, const
 
 static void deepseek2_layer(const ath_model *m, ath_pass *p, int il) {
     const ath_layer *l = &m->layers[il];
-    for (int64_t i = 0; i < p->rows * l->n_heads; i++) p->head[i] = (int32_t)(i % l->n_heads);
+    float *scratch = p->scratch;
+    int32_t *heads = (int32_t *)take(&scratch, p->rows * l->n_heads); /* "experts" of per-head matrices */
+    for (int64_t i = 0; i < p->rows * l->n_heads; i++) heads[i] = (int32_t)(i % l->n_heads);
     const float *h = ath_block_norm(m, p, p->x, &l->attn_norm, p->h, p->rows);
-    make_queries(m, p, l, h, p->scratch);
-    make_keys(m, p, l, h, p->scratch);
+    make_queries(m, p, il, h, scratch, heads);
+    make_keys(m, p, il, h, scratch);
     ath_block_attention(m, p, il);
-    product_per_head(p, &l->wv_b, p->att, p->scratch, l->n_heads);
-    product(p, &l->wo, p->scratch, p->proj);
+    product_per_head(p, &weights_of(m, il)->wv_b, p->att, scratch, l->n_heads, heads);
+    product(p, &l->wo, scratch, p->proj);
     ath_block_add(m, p);
 
     ath_block_ffn(m, p, il, ath_block_norm(m, p, p->x, &l->ffn_norm, p->h, p->rows));

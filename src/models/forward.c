@@ -10,12 +10,14 @@ void ath_model_kv_layers(const ath_model *m, ath_kv_layer *layers) {
         layers[il] = (ath_kv_layer){.n_kv_heads = l->n_kv_heads,
                                     .head_dim_k = l->head_dim_k,
                                     .head_dim_v = l->head_dim_v,
-                                    .window = l->window};
+                                    .window = l->window,
+                                    .store = l->kv_layer == il ? ATH_KV_OWN : ATH_KV_SHARED,
+                                    .source = l->kv_layer};
     }
 }
 
 typedef struct widths { /* float32 values per row of each buffer */
-    int64_t q, k, v, att, ff, expert_out, router, expert, pos_id, head;
+    int64_t q, k, v, att, ff, expert_out, router, expert, pos_id;
 } widths;
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -27,7 +29,6 @@ static widths pass_widths(const ath_model *m) {
         w.q = max64(w.q, (int64_t)l->n_heads * l->head_dim_k);
         w.k = max64(w.k, (int64_t)l->n_kv_heads * l->head_dim_k);
         w.v = max64(w.v, (int64_t)l->n_kv_heads * l->head_dim_v);
-        if (l->wk_b.data) w.head = max64(w.head, l->n_heads);
         w.att = max64(w.att, (int64_t)l->n_heads * l->head_dim_v);
     }
     int used = m->router.n_used;
@@ -46,15 +47,23 @@ static size_t place(ath_pass *p, const ath_model *m, int64_t rows, char *memory)
         void **pointer;
         int64_t width, item;
     } buffers[] = {
-        {(void **)&p->pos, 1, sizeof(int64_t)},        {(void **)&p->x, m->n_embd, sizeof(float)},
-        {(void **)&p->h, m->n_embd, sizeof(float)},    {(void **)&p->q, w.q, sizeof(float)},
-        {(void **)&p->k, w.k, sizeof(float)},          {(void **)&p->v, w.v, sizeof(float)},
-        {(void **)&p->att, w.att, sizeof(float)},      {(void **)&p->proj, m->n_embd, sizeof(float)},
-        {(void **)&p->gate, w.ff, sizeof(float)},      {(void **)&p->up, w.ff, sizeof(float)},
-        {(void **)&p->expert_out, w.expert_out, sizeof(float)}, {(void **)&p->router, w.router, sizeof(float)},
-        {(void **)&p->expert, w.expert, sizeof(int32_t)},       {(void **)&p->expert_weight, w.expert, sizeof(float)},
-        {(void **)&p->pos_id, w.pos_id, sizeof(int32_t)},       {(void **)&p->row_scale, 1, sizeof(float)},
-        {(void **)&p->scratch, m->n_scratch, sizeof(float)},    {(void **)&p->head, w.head, sizeof(int32_t)},
+        {(void **)&p->pos, 1, sizeof(int64_t)},
+        {(void **)&p->x, m->n_embd, sizeof(float)},
+        {(void **)&p->h, m->n_embd, sizeof(float)},
+        {(void **)&p->q, w.q, sizeof(float)},
+        {(void **)&p->k, w.k, sizeof(float)},
+        {(void **)&p->v, w.v, sizeof(float)},
+        {(void **)&p->att, w.att, sizeof(float)},
+        {(void **)&p->proj, m->n_embd, sizeof(float)},
+        {(void **)&p->gate, w.ff, sizeof(float)},
+        {(void **)&p->up, w.ff, sizeof(float)},
+        {(void **)&p->expert_out, w.expert_out, sizeof(float)},
+        {(void **)&p->router, w.router, sizeof(float)},
+        {(void **)&p->expert, w.expert, sizeof(int32_t)},
+        {(void **)&p->expert_weight, w.expert, sizeof(float)},
+        {(void **)&p->pos_id, w.pos_id, sizeof(int32_t)},
+        {(void **)&p->row_scale, 1, sizeof(float)},
+        {(void **)&p->scratch, m->n_scratch, sizeof(float)},
     };
     size_t at = 0;
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
@@ -98,6 +107,7 @@ void ath_pass_free(ath_pass *pass) {
 }
 
 void ath_model_forward(const ath_model *m, ath_pass *p, const int32_t *tokens) {
+    p->tokens = tokens;
     ath_op_embed(p->dev, &m->embd, tokens, m->embd_scale, p->x, p->rows);
     if (m->pos_embd.data) {
         for (int64_t row = 0; row < p->rows; row++) p->pos_id[row] = (int32_t)p->pos[row];

@@ -18,6 +18,31 @@ void ath_load_fail(ath_loader *in, ath_status code, const char *format, ...) {
     in->status = ATH_FAIL(in->err, code, "%s: %s", ath_gguf_path(in->gguf), text);
 }
 
+/* One more thing that ends with the model; NULL after a failure. */
+static ath_owned *own(ath_loader *in) {
+    ath_model *m = in->model;
+    size_t n = m->n_owned;
+    if (in->status != ATH_OK) return NULL;
+    if ((n & (n - 1)) == 0) {
+        ath_owned *more = realloc(m->owned, (n ? 2 * n : 1) * sizeof *more);
+        if (!more) {
+            ath_load_fail(in, ATH_ERR_NOMEM, "no memory for a model");
+            return NULL;
+        }
+        m->owned = more;
+    }
+    m->owned[m->n_owned++] = (ath_owned){0};
+    return &m->owned[n];
+}
+
+void *ath_load_alloc(ath_loader *in, size_t n, size_t size) {
+    ath_owned *owned = own(in);
+    if (!owned) return NULL;
+    owned->memory = calloc(n, size);
+    if (!owned->memory) ath_load_fail(in, ATH_ERR_NOMEM, "no memory for %zu MiB of a model", n * size >> 20);
+    return owned->memory;
+}
+
 /* ---- keys */
 
 float ath_load_f32(ath_loader *in, const char *key, float fallback) {
@@ -99,12 +124,8 @@ float *ath_load_vectors(ath_loader *in, int64_t width, int64_t n_vectors, unsign
     ath_model *m = in->model;
     int64_t n = width * n_vectors;
     m->n_params += (uint64_t)n;
-    float *x = malloc((size_t)n * sizeof *x);
-    if (!x) {
-        ath_load_fail(in, ATH_ERR_NOMEM, "no memory for tensor %s", name);
-        return NULL;
-    }
-    m->owned[m->n_owned++] = x;
+    float *x = ath_load_alloc(in, (size_t)n, sizeof *x);
+    if (!x) return NULL;
     ath_tensor_type_get(t->type)->dequantize(t->data, x, n);
     if (in->params->check_tensors && !all_finite(x, n))
         ath_load_fail(in, ATH_ERR_FORMAT, "tensor %s holds NaN or infinity", name);
@@ -133,7 +154,9 @@ static void init_rows(ath_loader *in, ath_weight *w, const ath_gguf_tensor *t, i
     *w = (ath_weight){.type = t->type, .n_in = t->ne[0], .n_out = n_out, .n_experts = n_experts};
     w->row_bytes = ath_tensor_type_row_bytes(t->type, t->ne[0]);
     w->data = t->data + (size_t)row0 * w->row_bytes;
-    if (!in->params->dev || in->status != ATH_OK) return;
+    if (!in->params->dev) return;
+    ath_owned *owned = own(in);
+    if (!owned) return;
     in->status = ath_device_weight_init(in->params->dev, w, t->type, w->data, t->ne[0], n_out, n_experts,
                                         repack && in->params->repack, in->err);
     if (in->status == ATH_ERR_NOMEM) {
@@ -143,6 +166,7 @@ static void init_rows(ath_loader *in, ath_weight *w, const ath_gguf_tensor *t, i
                       ath_gguf_file_bytes(in->gguf) >> 20, m->weight_bytes >> 20,
                       (unsigned long long)ath_memory_available() >> 20);
     }
+    owned->weight = *w;
     m->weight_bytes += w->panels ? w->panel_bytes : (size_t)(n_out * n_experts) * w->row_bytes;
     if (w->panels) ath_gguf_release_tensor(in->gguf, t);
 }
@@ -202,15 +226,16 @@ void ath_load_attention(ath_loader *in, ath_layer *l, int il) {
 }
 
 void ath_load_plain_ffn(ath_loader *in, ath_layer *l, int il) {
-    int64_t n_embd = in->model->n_embd, n_ff = in->model->n_ff;
+    int64_t n_embd = in->model->n_embd, n_ff = l->n_ff;
     ath_load_matrix(in, &l->ffn.up, n_embd, n_ff, 1, 0, "blk.%d.ffn_up.weight", il);
     ath_load_matrix(in, &l->ffn.down, n_ff, n_embd, 1, 0, "blk.%d.ffn_down.weight", il);
     l->ffn.b_up = ath_load_vector(in, n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up.bias", il);
     l->ffn.b_down = ath_load_vector(in, n_embd, ATH_LOAD_OPTIONAL, "blk.%d.ffn_down.bias", il);
 }
 
-static void load_fused_ffn(ath_loader *in, ath_ffn *f, const ath_gguf_tensor *t, const char *name, int il) {
-    int64_t n_embd = in->model->n_embd, n_ff = in->model->n_ff;
+static void load_fused_ffn(ath_loader *in, ath_layer *l, const ath_gguf_tensor *t, const char *name, int il) {
+    int64_t n_embd = in->model->n_embd, n_ff = l->n_ff;
+    ath_ffn *f = &l->ffn;
     if (!check_decodable(in, t, name)) return;
     in->model->n_params += (uint64_t)(t->ne[0] * t->ne[1]);
     if (in->params->check_tensors) check_finite(in, t, name);
@@ -223,11 +248,11 @@ static void load_fused_ffn(ath_loader *in, ath_ffn *f, const ath_gguf_tensor *t,
 }
 
 void ath_load_ffn(ath_loader *in, ath_layer *l, int il) {
-    int64_t n_embd = in->model->n_embd, n_ff = in->model->n_ff;
+    int64_t n_embd = in->model->n_embd, n_ff = l->n_ff;
     char name[128];
     const ath_gguf_tensor *up = find(in, 0, "blk.%d.ffn_up.weight", il, name);
     if (up && up->ne[0] == n_embd && up->ne[1] == 2 * n_ff && up->ne[2] == 1 && up->ne[3] == 1) {
-        load_fused_ffn(in, &l->ffn, up, name, il);
+        load_fused_ffn(in, l, up, name, il);
         return;
     }
     ath_load_matrix(in, &l->ffn.gate, n_embd, n_ff, 1, 0, "blk.%d.ffn_gate.weight", il);
@@ -327,19 +352,18 @@ static void check_heads(ath_loader *in, const ath_layer *l, int il) {
 static void load_heads(ath_loader *in) {
     ath_model *m = in->model;
     int64_t n = m->n_layers;
-    uint32_t *heads = malloc(3 * (size_t)n * sizeof *heads), *kv_heads = heads + n, *ff = heads + 2 * n;
-    m->layers = calloc((size_t)n, sizeof *m->layers);
-    m->owned = calloc((size_t)n * 24 + 64, sizeof *m->owned);
-    if (!heads || !m->layers || !m->owned) {
-        free(heads);
-        ath_load_fail(in, ATH_ERR_NOMEM, "no memory for %d layers", m->n_layers);
-        return;
-    }
+    uint32_t *heads = ath_load_alloc(in, 3 * (size_t)n, sizeof *heads), *kv_heads = heads + n,
+             *ff = heads + 2 * n;
+    m->layers = ath_load_alloc(in, (size_t)n, sizeof *m->layers);
+    if (in->status != ATH_OK) return;
     ath_load_u32_array(in, "attention.head_count", heads, n, 0);
     ath_load_u32_array(in, "attention.head_count_kv", kv_heads, n, 0);
     ath_load_u32_array(in, "feed_forward_length", ff, n, 0);
     for (int il = 0; il < n && in->status == ATH_OK; il++) {
         ath_layer *l = &m->layers[il];
+        l->kv_layer = il;
+        l->n_ff = ff[il];
+        if (m->n_ff < l->n_ff) m->n_ff = l->n_ff;
         l->n_heads = (int)heads[il];
         l->n_kv_heads = kv_heads[il] ? (int)kv_heads[il] : l->n_heads;
         uint32_t dim = l->n_heads > 0 ? (uint32_t)(m->n_embd / l->n_heads) : 0;
@@ -347,17 +371,13 @@ static void load_heads(ath_loader *in) {
         l->head_dim_v = (int)ath_load_u32(in, "attention.value_length", dim);
         check_heads(in, l, il);
     }
-    m->n_ff = ff[0];
     if (m->router.n_experts) {
         m->n_ff_expert = ath_load_u32(in, "expert_feed_forward_length", ff[0]);
         m->n_ff_shared = ath_load_u32(in, "expert_shared_feed_forward_length", 0);
     }
-    for (int il = 0; il < n; il++)
-        if (ff[il] != ff[0]) ath_load_fail(in, ATH_ERR_UNSUPPORTED, "layers differ in feed_forward_length");
     int64_t widest = m->n_ff > m->n_ff_expert ? m->n_ff : m->n_ff_expert;
     if (widest < 1 || widest > 1 << 24 || m->n_ff_shared > 1 << 24)
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.feed_forward_length is missing or out of range", in->arch);
-    free(heads);
 }
 
 /* Token embeddings, final norm, output matrix (the embeddings again when the file has none). */
@@ -385,12 +405,24 @@ static void load_ends(ath_loader *in) {
     m->output_norm = ath_load_norm(in, m->n_embd, "output_norm", 0);
 }
 
+static void check_rotations(ath_loader *in) {
+    for (int il = 0; il < in->model->n_layers; il++) {
+        const ath_layer *l = &in->model->layers[il];
+        if (l->rope && l->rope->n_rot > l->head_dim_k)
+            ath_load_fail(in, ATH_ERR_FORMAT,
+                          "%d channels of a head are to be rotated (key %s.rope.dimension_count), but layer "
+                          "%d has heads of %d",
+                          l->rope->n_rot, in->arch, il, l->head_dim_k);
+    }
+}
+
 static void load_all(ath_loader *in) {
     ath_model *m = in->model;
     load_dimensions(in);
     if (in->status == ATH_OK) load_heads(in);
     if (in->status == ATH_OK) load_ends(in);
     if (in->status == ATH_OK) m->arch->load(in, m);
+    if (in->status == ATH_OK) check_rotations(in);
 }
 
 ath_status ath_model_load(ath_model **out, const ath_gguf *gguf, const ath_model_params *params, ath_error *err) {
@@ -421,18 +453,10 @@ ath_status ath_model_load(ath_model **out, const ath_gguf *gguf, const ath_model
 
 void ath_model_free(ath_model *m) {
     if (!m) return;
-    for (int il = 0; m->layers && il < m->n_layers; il++) {
-        ath_layer *l = &m->layers[il];
-        ath_weight *weights[] = {&l->wq,       &l->wk,       &l->wv,     &l->wo,          &l->ffn.gate,    &l->ffn.up,
-                                 &l->ffn.down, &l->router,   &l->shared.gate, &l->shared.up, &l->shared.down,
-                                 &l->shared_router, &l->wq_a, &l->wk_b, &l->wv_b};
-        for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) ath_device_weight_free(weights[i]);
+    for (size_t i = 0; i < m->n_owned; i++) {
+        ath_device_weight_free(&m->owned[i].weight);
+        free(m->owned[i].memory);
     }
-    ath_device_weight_free(&m->embd);
-    ath_device_weight_free(&m->pos_embd);
-    ath_device_weight_free(&m->output);
-    for (size_t i = 0; i < m->n_owned; i++) free(m->owned[i]);
     free(m->owned);
-    free(m->layers);
     free(m);
 }

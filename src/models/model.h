@@ -41,6 +41,8 @@ typedef struct ath_ffn {
 /* Weights of a decoder layer; what an architecture doesn't have stays NULL (w.data == NULL). Shapes as [n_out, n_in]. */
 typedef struct ath_layer {
     int n_heads, n_kv_heads, head_dim_k, head_dim_v;
+    int kv_layer;        /* the layer whose K and V it reads: itself, or an earlier one */
+    int64_t n_ff;        /* width of a dense feed-forward */
     int64_t window;      /* tokens visible, own included; 0: all */
     const ath_rope *rope; /* into ath_model.rope; NULL: none */
     ath_norm attn_norm;               /* [n_embd] */
@@ -49,9 +51,6 @@ typedef struct ath_layer {
     float *q_norm, *k_norm;           /* [head_dim], or the whole projection (ath_model.qk_norm_whole) */
     float *sinks;                     /* [n_heads] */
     ath_weight wo;                    /* [n_embd, n_heads*head_dim_v] */
-    /* Latent attention (deepseek2): wq takes the normed output of wq_a where there is one; wk gives latent and rope part. */
-    ath_weight wq_a, wk_b, wv_b;      /* [q_lora, n_embd]; n_heads of [kv_lora, nope], n_heads of [head_dim_v, kv_lora] */
-    float *q_a_norm, *kv_a_norm;      /* [q_lora], [kv_lora] */
     ath_norm post_attn_norm;          /* [n_embd] on the output of attention */
     ath_norm ffn_norm;                /* [n_embd] */
     ath_ffn ffn;                      /* of the experts if there is a router */
@@ -67,6 +66,11 @@ typedef struct ath_layer {
  * longer than the original one. */
 enum { ATH_ROPE_FULL, ATH_ROPE_WINDOW, ATH_ROPE_LONG, ATH_ROPE_KINDS };
 
+typedef struct ath_owned { /* ends with the model */
+    void *memory;
+    ath_weight weight;
+} ath_owned;
+
 struct ath_model {
     const ath_arch *arch;
     const ath_gguf *gguf; /* borrowed; its map holds what was not repacked */
@@ -75,11 +79,13 @@ struct ath_model {
     int64_t n_vocab, n_embd, n_ctx_train;
     int64_t n_scratch;    /* floats per row of ath_pass.scratch */
     int64_t n_ctx_max;    /* learned positions end here; 0: no such limit */
-    int64_t n_ff, n_ff_expert, n_ff_shared; /* widths of dense layers, of one expert, of the shared expert */
+    int64_t n_ff, n_ff_expert,
+        n_ff_shared;      /* widths of the widest dense layer, of one expert, of the shared expert */
     ath_router router;    /* n_experts == 0: dense; bias: see ath_layer */
     ath_act act;
     float norm_eps;
     bool qk_norm_whole;   /* q and k norms run over all heads at once */
+    bool v_norm;          /* each head of v gets an RMS norm without weight */
     float attn_scale;     /* 0: 1/sqrt(head_dim) */
     float attn_softcap;   /* 0: none */
     float attn_temperature; /* queries times 1 + this * ln(1 + floor(pos / attn_temperature_len)); 0: no */
@@ -96,9 +102,10 @@ struct ath_model {
     ath_weight output;    /* the same tensor when tied, in the kernel's layout */
     ath_norm output_norm; /* [n_embd] */
     ath_layer *layers;
+    void *own; /* the architecture's: what no other one has (ath_load_alloc) */
     uint64_t n_params;
     size_t weight_bytes;  /* resident: repacked copies plus mapped tensors that are used from the map */
-    void **owned;         /* allocations freed with the model */
+    ath_owned *owned;     /* room for a power of two of them */
     size_t n_owned;
 };
 
@@ -135,7 +142,8 @@ struct ath_pass {
     int64_t *pos;        /* [rows] position of each row in its sequence */
     int32_t *pos_id;     /* [rows] the same, for learned positions */
     float *row_scale;    /* [rows] scratch */
-    float *scratch;      /* [n_scratch] for the architecture's own use */
+    const int32_t *tokens; /* [rows] ids */
+    float *scratch;        /* [n_scratch] for the architecture's own use, kept from layer to layer */
     float *x;            /* [n_embd] residual stream */
     float *h;            /* [n_embd] normed input of a block */
     float *q, *k, *v;    /* [n_heads*head_dim] ... */
@@ -144,7 +152,6 @@ struct ath_pass {
     float *gate, *up;    /* [n_ff], experts: [n_used][n_ff_expert] */
     float *expert_out;   /* [n_used][n_embd] */
     float *router;       /* [n_experts] */
-    int32_t *head;       /* [n_heads] 0, 1, ...: "experts" of per-head matrices; latent attention only */
     int32_t *expert;     /* [n_used] */
     float *expert_weight; /* [n_used] */
     void *memory;
@@ -176,6 +183,8 @@ struct ath_loader {
 enum { ATH_LOAD_OPTIONAL = 1 };
 
 void ath_load_fail(ath_loader *in, ath_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* n zeroed items, freed with the model; NULL after a failure. */
+void *ath_load_alloc(ath_loader *in, size_t n, size_t size);
 /* Keys "<arch>.<key>". */
 float ath_load_f32(ath_loader *in, const char *key, float fallback);
 uint32_t ath_load_u32(ath_loader *in, const char *key, uint32_t fallback);
@@ -212,7 +221,8 @@ void ath_load_windows(ath_loader *in, uint32_t default_period);
 
 /* ---- for architecture files: the usual blocks */
 
-/* q, k, v of h: projections, biases, norms where present, rotation. */
+/* q, k, v of h: projections, biases, norms where present, rotation. A layer that reads another's K and V gets
+ * q alone; without a matrix wv, v is k's projection. */
 void ath_block_qkv(const ath_model *m, ath_pass *p, int il, const float *h);
 /* Stores k, v; att = attention(q). */
 void ath_block_attention(const ath_model *m, ath_pass *p, int il);

@@ -11,6 +11,7 @@
     X(gemma, "gemma")                                                                                        \
     X(gemma2, "gemma2")                                                                                      \
     X(gemma3, "gemma3")                                                                                      \
+    X(gemma4, "gemma4")                                                                                      \
     X(glm4, "glm4")                                                                                          \
     X(gpt2, "gpt2")                                                                                          \
     X(gpt_oss, "gpt-oss")                                                                                    \

@@ -85,16 +85,8 @@ static void read_scaling(ath_loader *in, scaling *s) {
                       s->orig_ctx, s->freq_scale);
 }
 
-static double *own_frequencies(ath_loader *in, int n_rot) {
-    ath_model *m = in->model;
-    double *f = calloc((size_t)n_rot / 2 + 1, sizeof *f);
-    if (!f) ath_load_fail(in, ATH_ERR_NOMEM, "no memory for rotary tables");
-    m->owned[m->n_owned++] = f;
-    return f;
-}
-
 static void fill_rope(ath_loader *in, ath_rope *rope, const scaling *s, int n_rot, bool neox, const float *divisors) {
-    double *f = own_frequencies(in, n_rot);
+    double *f = ath_load_alloc(in, (size_t)n_rot / 2 + 1, sizeof *f);
     if (!f) return;
     fill_frequencies(f, n_rot, s, divisors);
     *rope = (ath_rope){.n_rot = n_rot, .neox = neox, .inv_freq = f, .magnitude = (float)s->attn_factor};
@@ -117,26 +109,28 @@ static void load_long_rope(ath_loader *in, const scaling *s, int n_rot, bool neo
     m->rope_long_above = (int64_t)s->orig_ctx;
 }
 
+/* Whether the heads are as wide is checked when all layers have their tables. */
+static int load_n_rot(ath_loader *in, const char *key, uint32_t fallback) {
+    uint32_t n_rot = ath_load_u32(in, key, fallback);
+    if (n_rot % 2 || n_rot > ATH_MAX_HEAD_DIM || n_rot == 0)
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.%s is %u: an even number of a head's channels is possible",
+                      in->arch, key, n_rot);
+    return (int)n_rot;
+}
+
 void ath_load_rope(ath_loader *in, unsigned flags) {
     bool neox = flags & ATH_LOAD_NEOX;
     ath_model *m = in->model;
     scaling full;
     read_scaling(in, &full);
     full.unrounded = flags & ATH_LOAD_UNROUNDED;
-    int head_dim = m->n_layers ? m->layers[0].head_dim_k : 0;
-    uint32_t n_rot = ath_load_u32(in, "rope.dimension_count", (uint32_t)head_dim);
-    if (in->status == ATH_OK && (n_rot % 2 || n_rot > (uint32_t)head_dim || n_rot == 0))
-        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.rope.dimension_count is %u, but the head size is %d", in->arch, n_rot,
-                      head_dim);
-    for (int il = 1; il < m->n_layers && in->status == ATH_OK; il++)
-        if (n_rot > (uint32_t)m->layers[il].head_dim_k)
-            ath_load_fail(in, ATH_ERR_FORMAT, "%u channels of a head are to be rotated, but layer %d has heads of %d", n_rot,
-                          il, m->layers[il].head_dim_k);
+    int n_rot = load_n_rot(in, "rope.dimension_count",
+                           ath_load_u32(in, "attention.key_length", (uint32_t)m->layers[0].head_dim_k));
     if (in->status != ATH_OK) return;
     float *divisors = ath_load_vector(in, n_rot / 2, ATH_LOAD_OPTIONAL, "rope_freqs.weight", 0);
     if (in->status != ATH_OK) return;
-    fill_rope(in, &m->rope[ATH_ROPE_FULL], &full, (int)n_rot, neox, divisors);
-    load_long_rope(in, &full, (int)n_rot, neox);
+    fill_rope(in, &m->rope[ATH_ROPE_FULL], &full, n_rot, neox, divisors);
+    load_long_rope(in, &full, n_rot, neox);
     for (int il = 0; il < m->n_layers; il++) m->layers[il].rope = &m->rope[ATH_ROPE_FULL];
 }
 
@@ -147,7 +141,9 @@ void ath_load_window_rope(ath_loader *in, float default_base) {
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.rope.freq_base_swa is %g", in->arch, plain.base);
     if (in->status != ATH_OK) return;
     const ath_rope *full = &m->rope[ATH_ROPE_FULL];
-    fill_rope(in, &m->rope[ATH_ROPE_WINDOW], &plain, full->n_rot, full->neox, NULL);
+    int n_rot = load_n_rot(in, "rope.dimension_count_swa", (uint32_t)full->n_rot);
+    if (in->status != ATH_OK) return;
+    fill_rope(in, &m->rope[ATH_ROPE_WINDOW], &plain, n_rot, full->neox, NULL);
     for (int il = 0; il < m->n_layers; il++)
         if (m->layers[il].window) m->layers[il].rope = &m->rope[ATH_ROPE_WINDOW];
 }
@@ -164,10 +160,20 @@ void ath_load_windows(ath_loader *in, uint32_t default_period) {
     if (per_layer && (pattern->count < (uint64_t)m->n_layers || pattern->strings))
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s has %llu entries for %d layers", key,
                       (unsigned long long)pattern->count, m->n_layers);
+    uint32_t head_k = ath_load_u32(in, "attention.key_length_swa", 0),
+             head_v = ath_load_u32(in, "attention.value_length_swa", 0);
+    if (head_k > ATH_MAX_HEAD_DIM || head_v > ATH_MAX_HEAD_DIM)
+        ath_load_fail(in, ATH_ERR_UNSUPPORTED,
+                      "keys attention.key_length_swa %u and value_length_swa %u: up to %d are possible",
+                      head_k, head_v, ATH_MAX_HEAD_DIM);
     if (in->status != ATH_OK || window == 0) return;
     for (int il = 0; il < m->n_layers; il++) {
+        ath_layer *l = &m->layers[il];
         bool windowed = per_layer ? ath_gguf_item_i64(pattern, (uint64_t)il) != 0
                                   : period == 0 || (uint32_t)il % period < period - 1;
-        if (windowed) m->layers[il].window = window;
+        if (!windowed) continue;
+        l->window = window;
+        if (head_k) l->head_dim_k = (int)head_k;
+        if (head_v) l->head_dim_v = (int)head_v;
     }
 }

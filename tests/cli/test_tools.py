@@ -138,11 +138,25 @@ def test_inspect(athanor, model):
     assert bits == sorted(bits, reverse=True)
 
 
-def test_inspect_windows_and_strangers(athanor, golden):
+def test_inspect_kinds_of_layers(athanor, golden):
+    model = golden / "gemma4/model.gguf"
+    j = json.loads(athanor("inspect", model, "--json").stdout)
+    assert [layer["cache"] for layer in j["layers"]] == ["window", "window", "full", "shared", "shared", "shared"]
+    assert [layer["head_dim_k"] for layer in j["layers"]] == [64, 64, 128, 64, 64, 128]
+    assert j["cache"]["f16"]["bytes_per_token"] == 2 * 2 * 128  # K and V of the one layer that grows
+    text = athanor("inspect", model).stdout.decode()
+    for line in ("2 layers with a window of 16 tokens: head_dim 64, 1 KV head\n", "1 layer with a full cache: head_dim 128",
+                 "2 layers that read the K and V of earlier ones: head_dim 64"):
+        assert line in text
+
+
+def test_inspect_windows_and_strangers(athanor, golden, tmp_path):
     j = json.loads(athanor("inspect", golden / "gemma3/model.gguf", "--json").stdout)
     assert any(layer["window"] for layer in j["layers"])
-    stranger = athanor("inspect", golden / "gemma4/model.gguf").stdout.decode()
-    assert "no cache table: " in stranger and "gemma4" in stranger and "tensors: " in stranger
+    path = tmp_path / "model.gguf"
+    path.write_bytes((golden / "gemma4/model.gguf").read_bytes().replace(b"gemma4", b"gemmaX"))
+    stranger = athanor("inspect", path).stdout.decode()
+    assert "no cache table: " in stranger and "gemmaX" in stranger and "tensors: " in stranger
     assert "/no/such" in error(athanor, "inspect", "/no/such")
     assert "no model" in error(athanor, "inspect")
 

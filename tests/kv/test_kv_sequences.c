@@ -217,12 +217,13 @@ static ath_status run_layers(world *w, const ath_kv_rows *rows, int n_seqs, int 
         const ath_kv_layer *l = &w->layers[layer];
         float *k = malloc((size_t)(n_rows * l->n_kv_heads * l->head_dim_k) * sizeof *k);
         float *v = malloc((size_t)(n_rows * l->n_kv_heads * l->head_dim_v) * sizeof *v);
-        w->layer = layer;
+        bool shared = l->store == ATH_KV_SHARED;
+        w->layer = shared ? l->source : layer;
         fill_side(w, layer, 0, l->head_dim_k, k);
         fill_side(w, layer, 1, l->head_dim_v, v);
         bool poisoned = poison != 0 && layer == n_layers - 1;
         if (poisoned) k[n_rows * l->n_kv_heads * l->head_dim_k / 2] = poison;
-        ath_kv_append(w->kv, layer, k, v);
+        if (!shared) ath_kv_append(w->kv, layer, k, v);
         ath_attn_args args = {.n_heads = l->n_kv_heads, .scale = 1};
         if (!poisoned) ath_kv_attend(w->kv, layer, &args);
         free(k);
@@ -265,7 +266,7 @@ static void assert_no_pages(world *w) {
     }
 }
 
-/* Full and windowed, encoded and raw, K unlike V, different heads and sizes. */
+/* Full, windowed and shared, encoded and raw, K unlike V, different heads and sizes. */
 static const ath_kv_layer mixed_layers[] = {
     {.n_kv_heads = 2, .head_dim_k = 16, .head_dim_v = 32, .type_k = ATH_KV_TURBO3, .type_v = ATH_KV_Q8_0},
     {.n_kv_heads = 1,
@@ -275,6 +276,8 @@ static const ath_kv_layer mixed_layers[] = {
      .type_k = ATH_KV_Q4_0,
      .type_v = ATH_KV_TURBO2},
     {.n_kv_heads = 3, .head_dim_k = 16, .head_dim_v = 16, .type_k = ATH_KV_F32, .type_v = ATH_KV_TURBO4},
+    {.n_kv_heads = 1, .head_dim_k = 32, .head_dim_v = 16, .window = 300, .store = ATH_KV_SHARED, .source = 1},
+    {.n_kv_heads = 2, .head_dim_k = 16, .head_dim_v = 32, .store = ATH_KV_SHARED, .source = 0},
     {.n_kv_heads = 1,
      .head_dim_k = 16,
      .head_dim_v = 16,
@@ -295,8 +298,8 @@ static void effective_types_are_told(void **state) {
     (void)state;
     static const int64_t windows[] = {0, 1, 128, 129, 130};
     for (int i = 0; i < 5; i++) {
-        ath_kv_layer layers[2] = {{1, 32, 32, windows[i], ATH_KV_TURBO3, ATH_KV_Q4_0},
-                                  {1, 32, 32, windows[i], ATH_KV_F32, ATH_KV_BF16}};
+        ath_kv_layer layers[2] = {{1, 32, 32, windows[i], ATH_KV_TURBO3, ATH_KV_Q4_0, ATH_KV_OWN, 0},
+                                  {1, 32, 32, windows[i], ATH_KV_F32, ATH_KV_BF16, ATH_KV_OWN, 0}};
         world *w = world_new(layers, 2, 256, 0, 64);
         bool f16 = windows[i] > 0 && windows[i] <= 129;
         assert_int_equal(ath_kv_effective_k(w->kv, 0), f16 ? ATH_KV_F16 : ATH_KV_TURBO3);
@@ -464,7 +467,7 @@ static void windows_give_pages_back(void **state) {
     (void)state;
     static const int64_t windows[] = {16, 128, 129, 130, 300};
     for (int i = 0; i < 5; i++) {
-        ath_kv_layer layer = {1, 16, 32, windows[i], ATH_KV_TURBO3, ATH_KV_Q8_0};
+        ath_kv_layer layer = {1, 16, 32, windows[i], ATH_KV_TURBO3, ATH_KV_Q8_0, ATH_KV_OWN, 0};
         world *w = world_new(&layer, 1, 2000, 0, 100);
         w->check_all_pages = true;
         while (ath_kv_length(w->kv, 0) < 1500) {
@@ -500,7 +503,7 @@ static void plan_is_what_is_used(void **state) {
                                       257, 600, 1151, 1152, 1153, 1700, 2000};
     for (int every = 0; every < 4; every++) {
         for (int shape = 0; shape < 4; shape++) {
-            ath_kv_layer raw = {2, 16, 16, 0, ATH_KV_F16, ATH_KV_F32};
+            ath_kv_layer raw = {2, 16, 16, 0, ATH_KV_F16, ATH_KV_F32, ATH_KV_OWN, 0};
             const ath_kv_layer *layers = shape == 0 ? &raw : shape == 1 ? mixed_layers + 1 : mixed_layers;
             world *w = world_new(layers,
                                  shape == 0   ? 1
@@ -522,7 +525,7 @@ static void plan_is_what_is_used(void **state) {
         }
     }
     /* bytes per token by hand: turbo3, head_dim 64: 24 + 2 bytes a value and 3 per channel and page of K */
-    ath_kv_layer smol = {3, 64, 64, 0, ATH_KV_TURBO3, ATH_KV_TURBO3};
+    ath_kv_layer smol = {3, 64, 64, 0, ATH_KV_TURBO3, ATH_KV_TURBO3, ATH_KV_OWN, 0};
     ath_kv_params params = {.layers = &smol, .n_layers = 1, .n_ctx = 1024, .n_seqs = 1, .n_ubatch = 1};
     ath_kv_plan plan;
     assert_int_equal(ath_kv_plan_init(&plan, &params, 1024, NULL), ATH_OK);
@@ -598,6 +601,7 @@ static void nan_is_refused_and_the_batch_undone(void **state) {
     (void)state;
     static const float poisons[] = {NAN, INFINITY, -INFINITY};
     for (int layers = 1; layers <= N_MIXED; layers++) {
+        if (mixed_layers[layers - 1].store == ATH_KV_SHARED) continue; /* nothing is appended to it */
         world *w = world_new(mixed_layers, N_MIXED, 2000, 2, 512);
         append(w, 0, 400);
         assert_int_equal(fork_to(w, 1, 0, 395), 395);
@@ -622,7 +626,7 @@ static void nan_is_refused_and_the_batch_undone(void **state) {
 
 static void large_values_saturate_and_are_counted(void **state) {
     (void)state;
-    ath_kv_layer layer = {1, 16, 16, 0, ATH_KV_TURBO3, ATH_KV_F16};
+    ath_kv_layer layer = {1, 16, 16, 0, ATH_KV_TURBO3, ATH_KV_F16, ATH_KV_OWN, 0};
     world *w = world_new(&layer, 1, 500, 0, 64);
     float k[16] = {1e5f, -1e5f, 65504, -65504, 65505, 1}, v[16] = {-3e38f, 3e38f, 1e-30f};
     ath_kv_rows rows = {0, 1};
@@ -686,7 +690,7 @@ static void aborted_batches_leave_no_trace(void **state) {
 
 static void bad_parameters_are_refused(void **state) {
     (void)state;
-    ath_kv_layer good = {1, 16, 16, 0, ATH_KV_TURBO3, ATH_KV_TURBO3}, layer = good;
+    ath_kv_layer good = {1, 16, 16, 0, ATH_KV_TURBO3, ATH_KV_TURBO3, ATH_KV_OWN, 0}, layer = good;
     ath_kv_params params = {.layers = &layer, .n_layers = 1, .n_ctx = 100, .n_seqs = 1, .n_ubatch = 8};
     ath_kv_params bad[8];
     for (int i = 0; i < 8; i++) bad[i] = params;
@@ -709,6 +713,21 @@ static void bad_parameters_are_refused(void **state) {
     layer = good;
     layer.head_dim_k = 24;
     assert_int_equal(ath_kv_create(&kv, NULL, &params, &err), ATH_ERR_UNSUPPORTED);
+    /* A layer shares with an earlier one of its shape that has rows. */
+    static const ath_kv_layer others[] = {{1, 16, 16, 0, ATH_KV_F16, ATH_KV_F16, ATH_KV_SHARED, -1},
+                                          {1, 16, 16, 0, ATH_KV_F16, ATH_KV_F16, ATH_KV_SHARED, 1},
+                                          {1, 16, 16, 0, ATH_KV_F16, ATH_KV_F16, ATH_KV_SHARED, 2},
+                                          {2, 16, 16, 0, ATH_KV_F16, ATH_KV_F16, ATH_KV_SHARED, 0},
+                                          {1, 32, 16, 0, ATH_KV_F16, ATH_KV_F16, ATH_KV_SHARED, 0},
+                                          {1, 16, 32, 0, ATH_KV_F16, ATH_KV_F16, ATH_KV_SHARED, 0},
+                                          {1, 16, 16, 200, ATH_KV_F16, ATH_KV_F16, ATH_KV_SHARED, 0}};
+    ath_kv_layer both[3] = {good, good, good};
+    params.layers = both;
+    params.n_layers = 3;
+    for (int i = 0; i < 7; i++) {
+        both[1] = others[i];
+        assert_int_equal(ath_kv_create(&kv, NULL, &params, &err), ATH_ERR_ARGUMENT);
+    }
     assert_null(kv);
     ath_kv_free(NULL);
 }
@@ -783,9 +802,9 @@ static void check_nothing_idle(const world *w) {
 
 static void random_operations(void **state) {
     (void)state;
-    static const ath_kv_layer layers[] = {{1, 16, 16, 0, ATH_KV_TURBO3, ATH_KV_F16},
-                                          {1, 16, 16, 200, ATH_KV_TURBO2, ATH_KV_TURBO3},
-                                          {1, 16, 16, 20, ATH_KV_F16, ATH_KV_F16}};
+    static const ath_kv_layer layers[] = {{1, 16, 16, 0, ATH_KV_TURBO3, ATH_KV_F16, ATH_KV_OWN, 0},
+                                          {1, 16, 16, 200, ATH_KV_TURBO2, ATH_KV_TURBO3, ATH_KV_OWN, 0},
+                                          {1, 16, 16, 20, ATH_KV_F16, ATH_KV_F16, ATH_KV_OWN, 0}};
     const uint64_t seed = 20261201;
     print_message("seed %llu\n", (unsigned long long)seed);
     world *w = world_new(layers, 3, 1500, 3, 400);
