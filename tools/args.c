@@ -21,7 +21,8 @@ enum {
     D = ATH_PROGRAM_D,
     X = ATH_PROGRAM_X,
     Q = ATH_PROGRAM_Q,
-    P = ATH_PROGRAM_P
+    P = ATH_PROGRAM_P,
+    M = ATH_PROGRAM_M
 };
 
 const ath_flag ath_flags[ATH_FLAG_COUNT] = {
@@ -50,7 +51,7 @@ static bool list_has(const char *list, char separator, const char *word) {
 
 /* ---- memory of the parse */
 
-static char *own(ath_args *args, char *text) {
+char *ath_args_own(ath_args *args, char *text) {
     char **more = realloc(args->owned, (args->n_owned + 1) * sizeof *more);
     if (!more || !text) {
         fputs("error: out of memory\n", stderr);
@@ -70,7 +71,7 @@ static void warn(ath_args *args, const char *format, ...) {
     char **more = realloc(args->warnings, (args->n_warnings + 1) * sizeof *more);
     if (!more) return;
     args->warnings = more;
-    more[args->n_warnings++] = own(args, strdup(line));
+    more[args->n_warnings++] = ath_args_own(args, strdup(line));
 }
 
 static void add_item(ath_args *args, ath_flag_id id, const char *text) {
@@ -250,7 +251,7 @@ static int read_negation(ath_args *args, int id, const char *name) {
     char no_name[80];
     if (!*ath_flags[id].no_names || strncmp(name, "LLAMA_ARG_", 10) != 0) return -1;
     snprintf(no_name, sizeof no_name, "LLAMA_ARG_NO_%s", name + 10);
-    return getenv(no_name) ? set(args, id, own(args, strdup(no_name)), "off", true) : -1;
+    return getenv(no_name) ? set(args, id, ath_args_own(args, strdup(no_name)), "off", true) : -1;
 }
 
 static int parse_environment(ath_args *args) {
@@ -258,7 +259,7 @@ static int parse_environment(ath_args *args) {
         if (!(ath_flags[id].programs & args->program->bit)) continue;
         const char *list = ath_flags[id].env, *word;
         for (size_t size; (word = ath_next_word(&list, ' ', &size));) {
-            char *name = own(args, strndup(word, size));
+            char *name = ath_args_own(args, strndup(word, size));
             int code = read_variable(args, id, name);
             if (code < 0) code = read_negation(args, id, name);
             if (code >= 0) return code;
@@ -271,7 +272,7 @@ static int parse_environment(ath_args *args) {
 
 /* "--flag_name=value" as a name of the table and, where there is a "=", its value. */
 static char *split_flag(ath_args *args, const char *arg, const char **value) {
-    char *name = own(args, strdup(arg));
+    char *name = ath_args_own(args, strdup(arg));
     *value = NULL;
     if (strncmp(name, "--", 2) != 0) return name;
     size_t size = strcspn(name, "=");

@@ -17,6 +17,7 @@ enum {
     ATH_PROGRAM_X = 32, /* perplexity */
     ATH_PROGRAM_Q = 64, /* quality */
     ATH_PROGRAM_P = 128, /* plan */
+    ATH_PROGRAM_M = 512, /* models */
 };
 
 typedef struct ath_program {
@@ -61,6 +62,9 @@ typedef struct ath_args {
  * or the exit code where the program is done: 0 after help or version, 1 after an error line on stderr. */
 int ath_args_parse(ath_args *args, const ath_program *program, int argc, char **argv);
 void ath_args_free(ath_args *args);
+
+/* Keeps a malloc'd string as long as args; the same string. Ends the program when text is NULL: out of memory. */
+char *ath_args_own(ath_args *args, char *text);
 
 /* Given on the command line or in the environment. */
 bool ath_args_given(const ath_args *args, ath_flag_id id);

@@ -15,6 +15,7 @@ static const struct {
     {"perplexity", "llama-perplexity", "perplexity, KL divergence and task scores of a text", ath_tool_perplexity},
     {"quality", "", "what cache types do to this model's output", ath_tool_quality},
     {"plan", "", "which cache type fits which context", ath_tool_plan},
+    {"models", "", "list or remove what -hf and -mu have fetched", ath_tool_models},
     {"distortion", "", "what a cache type does to vectors", ath_tool_distortion},
 };
 enum { N_TOOLS = sizeof tools / sizeof tools[0] };

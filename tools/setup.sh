@@ -3,7 +3,7 @@
 # only where it is missing, so that a second run does nothing twice. Sourced from the root of the repository; POSIX sh.
 
 # What a build needs. Recommended packages are left out when these are installed, so the C library's headers are named.
-ath_build_packages="gcc libc6-dev make cmake pkg-config libcjson-dev"
+ath_build_packages="gcc libc6-dev make cmake pkg-config libcjson-dev libcurl4-openssl-dev libssl-dev"
 
 # ath_die TEXT: one line, and the end of the script.
 ath_die() {

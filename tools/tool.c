@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "hub.h"
+
 /* Names in a model file and paths may hold anything; a message stays one line and leaves the terminal alone. */
 static void mask_controls(char *line) {
     for (; *line; line++)
@@ -105,11 +107,11 @@ void ath_tool_log(ath_log_level level, const char *format, ...) {
 
 int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **argv) {
     int code = ath_args_parse(args, program, argc, argv);
-    if (code < 0 && program->bit & ~(unsigned)(ATH_PROGRAM_I | ATH_PROGRAM_D | ATH_PROGRAM_P))
+    if (code < 0 && program->bit & ~(unsigned)(ATH_PROGRAM_I | ATH_PROGRAM_D | ATH_PROGRAM_P | ATH_PROGRAM_M))
         code = ath_tool_log_open(args);
     for (size_t i = 0; code < 0 && i < args->n_warnings; i++)
         ath_tool_log(ATH_LOG_WARN, "%s", args->warnings[i]);
-    return code;
+    return code < 0 ? ath_tool_find_model(args) : code;
 }
 
 /* ---- parameters */

@@ -17,11 +17,13 @@ int ath_tool_distortion(int argc, char **argv);
 int ath_tool_perplexity(int argc, char **argv);
 int ath_tool_quality(int argc, char **argv);
 int ath_tool_plan(int argc, char **argv);
+int ath_tool_models(int argc, char **argv);
 
 /* "error: ..." as one line on stderr; returns 1, the exit code of every failure. */
 int ath_tool_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Parses the command line, opens the log and shows the parser's warnings. Returns -1, or the exit code. */
+/* Parses the command line, opens the log, shows the parser's warnings, and sees to it that a model named by -hf or -mu
+ * is there (hub.h). Returns -1, or the exit code. */
 int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **argv);
 
 /* The log: lines for people on stderr (and in --log-file), as loud as -lv says. Levels as in ath_log_level.
