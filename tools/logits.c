@@ -20,6 +20,7 @@ typedef struct logits_run {
     ath_token *ids;
     size_t n_ids, first_row; /* rows [first_row, n_ids) are wanted */
     size_t n_vocab, n_ubatch, n_seqs, decode_from;
+    size_t shift; /* sequence i holds the ids from the i * shift-th on; not 0: the rows of all are wanted */
     size_t pass_start; /* position of the present pass */
     bool argmax;       /* ids of the largest logits instead of the logits */
 } logits_run;
@@ -61,6 +62,16 @@ static int read_ids(logits_run *run, const ath_args *args) {
 
 /* ---- evaluation */
 
+static size_t seq_ids(const logits_run *run, size_t seq) {
+    return run->n_ids - seq * run->shift;
+}
+
+/* The rows of one sequence lie behind those of the one before. */
+static void go_to_row(const logits_run *run, size_t seq, size_t row) {
+    size_t before = seq * run->n_ids - run->shift * (seq * (seq - (seq > 0)) / 2);
+    fseeko(run->out.file, (off_t)((before + row) * run->n_vocab * sizeof(float)), SEEK_SET);
+}
+
 static void write_logits(const logits_run *run, const float *logits) {
     if (!run->argmax) {
         fwrite(logits, sizeof *logits, run->n_vocab, run->out.file);
@@ -74,8 +85,8 @@ static void write_logits(const logits_run *run, const float *logits) {
 
 static void write_row(void *user, int part, size_t row, const float *logits) {
     logits_run *run = user;
-    if (part == 0 && run->pass_start + row >= run->first_row)
-        write_logits(run, logits);
+    if (run->shift) go_to_row(run, (size_t)part, run->pass_start + row);
+    if (run->shift || (part == 0 && run->pass_start + row >= run->first_row)) write_logits(run, logits);
 }
 
 /* Rows of the pass that starts at `at`: as many as the sequences share, cut at multiples of that, so that the
@@ -91,11 +102,15 @@ static size_t pass_rows(const logits_run *run, size_t at) {
 static ath_status evaluate(logits_run *run, ath_batch_part *parts, ath_error *err) {
     for (size_t at = 0; at < run->n_ids;) {
         size_t n = pass_rows(run, at);
-        for (size_t seq = 0; seq < run->n_seqs; seq++)
-            parts[seq] = (ath_batch_part){(int)seq, run->ids + at, n};
+        int n_parts = 0; /* sequences that have ended are the last ones */
+        for (size_t seq = 0; seq < run->n_seqs && seq_ids(run, seq) > at; seq++) {
+            size_t left = seq_ids(run, seq) - at;
+            parts[n_parts++] =
+                (ath_batch_part){(int)seq, run->ids + seq * run->shift + at, n < left ? n : left};
+        }
         run->pass_start = at;
         ath_batch batch = {.parts = parts,
-                           .n_parts = (int)run->n_seqs,
+                           .n_parts = n_parts,
                            .on_logits = at + n > run->first_row ? write_row : NULL,
                            .user = run};
         ath_status status = ath_session_eval(run->session, &batch, err);
@@ -115,6 +130,29 @@ static int run_all(logits_run *run) {
     return ath_outfile_commit(&run->out) ? 1 : -1;
 }
 
+/* Sequences and rows, by flags; the ids were read. */
+static int read_what_is_wanted(logits_run *run, const ath_args *args, int n_ubatch) {
+    int64_t n_seqs = ATH_ARG_INT(args, SEQS), last = ATH_ARG_INT(args, LAST);
+    if (n_seqs < 1 || n_seqs > n_ubatch)
+        return ath_tool_fail("--seqs expects 1 to %d (-ub), but got %lld", n_ubatch, (long long)n_seqs);
+    if (ATH_ARG_GIVEN(args, LAST) && last < 1) return ath_tool_fail("--last expects 1 or more");
+    if (ATH_ARG_INT(args, DECODE_FROM) < 0) return ath_tool_fail("--decode-from expects 0 or more");
+    int64_t shift = ATH_ARG_INT(args, SHIFT);
+    if (shift < 0 || (n_seqs > 1 && shift > ((int64_t)run->n_ids - 1) / (n_seqs - 1)))
+        return ath_tool_fail("--shift %lld leaves the last of %lld sequences no ids", (long long)shift,
+                             (long long)n_seqs);
+    if (shift && (last || ATH_ARG_ON(args, ARGMAX)))
+        return ath_tool_fail(
+            "--shift writes all logits of all sequences: it goes without --last and --argmax");
+    run->shift = (size_t)shift;
+    run->argmax = ATH_ARG_ON(args, ARGMAX);
+    run->n_seqs = (size_t)n_seqs;
+    run->n_ubatch = (size_t)n_ubatch;
+    run->first_row = last && (size_t)last < run->n_ids ? run->n_ids - (size_t)last : 0;
+    run->decode_from = ATH_ARG_GIVEN(args, DECODE_FROM) ? (size_t)ATH_ARG_INT(args, DECODE_FROM) : SIZE_MAX;
+    return -1;
+}
+
 static int open_all(logits_run *run, const ath_args *args) {
     ath_engine_params ep;
     ath_session_params sp;
@@ -122,18 +160,10 @@ static int open_all(logits_run *run, const ath_args *args) {
     int code = ath_tool_engine_params(args, &ep);
     if (code < 0) code = ath_tool_session_params(args, &sp);
     if (code >= 0) return code;
-    int64_t n_seqs = ATH_ARG_INT(args, SEQS), last = ATH_ARG_INT(args, LAST);
-    if (n_seqs < 1 || n_seqs > ep.n_ubatch)
-        return ath_tool_fail("--seqs expects 1 to %d (-ub), but got %lld", ep.n_ubatch, (long long)n_seqs);
-    if (ATH_ARG_GIVEN(args, LAST) && last < 1) return ath_tool_fail("--last expects 1 or more");
-    if (ATH_ARG_INT(args, DECODE_FROM) < 0) return ath_tool_fail("--decode-from expects 0 or more");
-    run->argmax = ATH_ARG_ON(args, ARGMAX);
-    run->n_seqs = (size_t)n_seqs;
-    run->n_ubatch = (size_t)ep.n_ubatch;
-    run->first_row = last && (size_t)last < run->n_ids ? run->n_ids - (size_t)last : 0;
-    run->decode_from = ATH_ARG_GIVEN(args, DECODE_FROM) ? (size_t)ATH_ARG_INT(args, DECODE_FROM) : SIZE_MAX;
+    code = read_what_is_wanted(run, args, ep.n_ubatch);
+    if (code >= 0) return code;
     if (!ATH_ARG_GIVEN(args, CTX_SIZE)) sp.n_ctx = (int64_t)run->n_ids;
-    sp.n_seqs = (int)n_seqs;
+    sp.n_seqs = (int)run->n_seqs;
     if (ath_engine_open(&run->engine, &ep, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
     code = ath_auto_cache(args, run->engine, &sp);
     if (code >= 0) return code;

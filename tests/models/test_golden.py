@@ -48,6 +48,20 @@ def test_f32_cache(name, ubatch, golden, athanor, athanor_release, tmp_path):
     assert (got.argmax(axis=1) == model.reference().argmax(axis=1)).all()
 
 
+@pytest.mark.parametrize("name", [m for m in MODELS if m not in LONG])
+def test_three_sequences_of_different_length(name, golden, athanor, tmp_path):
+    """The golden ids, and what is left of them without the first 17 and 34, side by side."""
+    model = Golden(golden / name)
+    def run(tokens, *flags):
+        return logits(athanor, model.model, tokens, tmp_path, *F32, *flags, n_vocab=model.n_vocab)
+    got = run(model.tokens, "-ub", 21, "--seqs", 3, "--shift", 17)
+    n = len(model.tokens)
+    compare(model, got[:n], *QUANTISED.get(name, (model.tolerance, 1e-7)))
+    for skipped, rows in ((17, got[n:2 * n - 17]), (34, got[2 * n - 17:])):
+        alone = run(model.tokens[skipped:], "-ub", 7)
+        assert rows.shape == alone.shape and (rows == alone).all(), f"without the first {skipped}"
+
+
 @pytest.mark.parametrize("ubatch", [512, 7, 1])
 @pytest.mark.parametrize("name", [m for m in MODELS if m not in LONG and m not in QUANTISED])
 def test_f16_cache(name, ubatch, golden, athanor, tmp_path):
