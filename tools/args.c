@@ -22,7 +22,8 @@ enum {
     X = ATH_PROGRAM_X,
     Q = ATH_PROGRAM_Q,
     P = ATH_PROGRAM_P,
-    M = ATH_PROGRAM_M
+    M = ATH_PROGRAM_M,
+    B = ATH_PROGRAM_B
 };
 
 const ath_flag ath_flags[ATH_FLAG_COUNT] = {
@@ -378,6 +379,10 @@ int ath_args_parse(ath_args *args, const ath_program *program, int argc, char **
     }
     warn_ignored(args);
     return -1;
+}
+
+const char *ath_args_default(ath_flag_id id) {
+    return ath_flags[id].standard;
 }
 
 bool ath_args_given(const ath_args *args, ath_flag_id id) {

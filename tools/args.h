@@ -18,6 +18,7 @@ enum {
     ATH_PROGRAM_Q = 64, /* quality */
     ATH_PROGRAM_P = 128, /* plan */
     ATH_PROGRAM_M = 512, /* models */
+    ATH_PROGRAM_B = 256, /* bench */
 };
 
 typedef struct ath_program {
@@ -66,6 +67,8 @@ void ath_args_free(ath_args *args);
 /* Keeps a malloc'd string as long as args; the same string. Ends the program when text is NULL: out of memory. */
 char *ath_args_own(ath_args *args, char *text);
 
+/* The default, as text; "" for none. */
+const char *ath_args_default(ath_flag_id id);
 /* Given on the command line or in the environment. */
 bool ath_args_given(const ath_args *args, ath_flag_id id);
 /* The value of a LIST flag, i counted from 0; NULL past the last one. */

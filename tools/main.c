@@ -16,6 +16,7 @@ static const struct {
     {"quality", "", "what cache types do to this model's output", ath_tool_quality},
     {"plan", "", "which cache type fits which context", ath_tool_plan},
     {"models", "", "list or remove what -hf and -mu have fetched", ath_tool_models},
+    {"bench", "llama-bench", "speed of prompts and generation, and how both change with depth", ath_tool_bench},
     {"distortion", "", "what a cache type does to vectors", ath_tool_distortion},
 };
 enum { N_TOOLS = sizeof tools / sizeof tools[0] };

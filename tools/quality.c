@@ -24,13 +24,9 @@ static const char built_in_text[] = {
 static int add_type(quality *q, const char *name, size_t size) {
     if (q->n_types == QUALITY_MAX_TYPES) return ath_tool_fail("--types: at most %d types", QUALITY_MAX_TYPES);
     quality_type *t = &q->type[q->n_types];
-    const char *slash = memchr(name, '/', size);
-    size_t k = slash ? (size_t)(slash - name) : size, v = slash ? size - k - 1 : size;
-    if (!k || !v || k >= sizeof t->type_k || v >= sizeof t->type_v)
-        return ath_tool_fail("--types: \"%.*s\" is no cache type", (int)(size > 40 ? 40 : size), name);
+    int code = ath_tool_split_types(name, size, t->type_k, t->type_v);
+    if (code >= 0) return code;
     snprintf(t->name, sizeof t->name, "%.*s", (int)size, name);
-    snprintf(t->type_k, sizeof t->type_k, "%.*s", (int)k, name);
-    snprintf(t->type_v, sizeof t->type_v, "%.*s", (int)v, slash ? slash + 1 : name);
     q->n_types++;
     return -1;
 }

@@ -196,6 +196,16 @@ int ath_tool_session_params(const ath_args *args, ath_session_params *p) {
     return in_int(args, ATH_FLAG_ENTRY_EVERY, 0, &p->entry_every);
 }
 
+int ath_tool_split_types(const char *name, size_t size, char type_k[ATH_TYPE_NAME], char type_v[ATH_TYPE_NAME]) {
+    const char *slash = memchr(name, '/', size);
+    size_t k = slash ? (size_t)(slash - name) : size, v = slash ? size - k - 1 : size;
+    if (!k || !v || k >= ATH_TYPE_NAME || v >= ATH_TYPE_NAME)
+        return ath_tool_fail("--types: \"%.*s\" is no cache type", (int)(size > 40 ? 40 : size), name);
+    snprintf(type_k, ATH_TYPE_NAME, "%.*s", (int)k, name);
+    snprintf(type_v, ATH_TYPE_NAME, "%.*s", (int)v, slash ? slash + 1 : name);
+    return -1;
+}
+
 /* ---- files */
 
 static char *read_stream(FILE *file, size_t *size) {

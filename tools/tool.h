@@ -18,6 +18,7 @@ int ath_tool_perplexity(int argc, char **argv);
 int ath_tool_quality(int argc, char **argv);
 int ath_tool_plan(int argc, char **argv);
 int ath_tool_models(int argc, char **argv);
+int ath_tool_bench(int argc, char **argv);
 
 /* "error: ..." as one line on stderr; returns 1, the exit code of every failure. */
 int ath_tool_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -36,6 +37,10 @@ void ath_tool_log_callback(void *user, ath_log_level level, const char *line);
 /* Flags to parameters. Strings live as long as args. Return -1, or 1 after an error line. */
 int ath_tool_engine_params(const ath_args *args, ath_engine_params *params);
 int ath_tool_session_params(const ath_args *args, ath_session_params *params);
+
+/* "turbo3", or "q8_0/turbo3" for K and V apart, as in --types. -1, or 1 after an error line. */
+enum { ATH_TYPE_NAME = 32 };
+int ath_tool_split_types(const char *name, size_t size, char type_k[ATH_TYPE_NAME], char type_v[ATH_TYPE_NAME]);
 
 /* After this the first Ctrl+C sets ath_tool_interrupted, the second kills. */
 void ath_tool_catch_interrupt(void);

@@ -9,7 +9,7 @@ import pytest
 from conftest import BUILD, ROOT
 
 PROGRAMS = {"C": "llama-cli", "T": "llama-tokenize", "L": "logits", "I": "inspect", "D": "distortion",
-            "X": "llama-perplexity", "Q": "quality", "P": "plan", "M": "models"}
+            "X": "llama-perplexity", "Q": "quality", "P": "plan", "M": "models", "B": "llama-bench"}
 Flag = collections.namedtuple("Flag", "id programs kind effect names no_names env value standard group help")
 VALUES = {"INT": "1", "FLOAT": "0.5", "TEXT": "x", "LIST": "x", "ON_OFF": "on", "BARE": "off"}
 
