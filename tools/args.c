@@ -389,6 +389,17 @@ bool ath_args_given(const ath_args *args, ath_flag_id id) {
     return args->values[id].name != NULL;
 }
 
+const char *ath_args_joined(ath_args *args, ath_flag_id id) {
+    size_t size = 0;
+    for (size_t at = 0; at < args->n_list; at++)
+        if (args->list[at].id == id) size += strlen(args->list[at].text) + 1;
+    if (!size) return NULL;
+    char *text = ath_args_own(args, calloc(size, 1)), *end = text;
+    for (size_t at = 0; at < args->n_list; at++)
+        if (args->list[at].id == id) end += sprintf(end, "%s%s", end == text ? "" : ",", args->list[at].text);
+    return text;
+}
+
 const char *ath_args_item(const ath_args *args, ath_flag_id id, size_t i) {
     for (size_t at = 0; at < args->n_list; at++)
         if (args->list[at].id == id && i-- == 0) return args->list[at].text;

@@ -71,6 +71,8 @@ char *ath_args_own(ath_args *args, char *text);
 const char *ath_args_default(ath_flag_id id);
 /* Given on the command line or in the environment. */
 bool ath_args_given(const ath_args *args, ath_flag_id id);
+/* All values of a LIST flag with commas between; NULL: none. Lives as long as args. */
+const char *ath_args_joined(ath_args *args, ath_flag_id id);
 /* The value of a LIST flag, i counted from 0; NULL past the last one. */
 const char *ath_args_item(const ath_args *args, ath_flag_id id, size_t i);
 

@@ -302,9 +302,8 @@ static int print_json(const ath_engine *e, const ath_engine_info *info, bool all
 }
 
 static int inspect(const ath_args *args) {
-    ath_engine_params params = ath_engine_params_default();
-    params.metadata_only = true;
-    params.model_path = args->positional ? args->positional : ATH_ARG_TEXT(args, MODEL);
+    ath_engine_params params = ath_tool_metadata_params(args);
+    if (args->positional) params.model_path = args->positional;
     if (args->positional && ATH_ARG_GIVEN(args, MODEL) && !args->values[ATH_FLAG_MODEL].from_env)
         return ath_tool_fail("two files were named: %s and %s", args->positional, ATH_ARG_TEXT(args, MODEL));
     ath_engine *engine;

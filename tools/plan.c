@@ -63,9 +63,7 @@ static int print_json(const ath_choices *c, const char *model) {
 }
 
 static int plan(const ath_args *args, ath_engine **engine) {
-    ath_engine_params ep = ath_engine_params_default();
-    ep.model_path = ATH_ARG_TEXT(args, MODEL);
-    ep.metadata_only = true;
+    ath_engine_params ep = ath_tool_metadata_params(args);
     ath_error err;
     ath_cache_plan probe;
     int64_t n_ctx = ATH_ARG_INT(args, CTX_SIZE);

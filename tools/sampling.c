@@ -179,6 +179,56 @@ static int parse_steps(const ath_args *args, ath_sampler_params *p) {
     return -1;
 }
 
+/* ---- what the model's file recommends, for what no flag speaks of */
+
+static void take_defaults(const ath_args *args, const ath_engine *e, ath_sampler_params *p) {
+    const struct {
+        const char *name;
+        ath_flag_id id;
+        float *real;
+        int32_t *integer;
+    } defaults[] = {{"temp", ATH_FLAG_TEMP, &p->temp, NULL},
+                    {"top_k", ATH_FLAG_TOP_K, NULL, &p->top_k},
+                    {"top_p", ATH_FLAG_TOP_P, &p->top_p, NULL},
+                    {"min_p", ATH_FLAG_MIN_P, &p->min_p, NULL},
+                    {"xtc_probability", ATH_FLAG_XTC_PROBABILITY, &p->xtc_probability, NULL},
+                    {"xtc_threshold", ATH_FLAG_XTC_THRESHOLD, &p->xtc_threshold, NULL},
+                    {"penalty_last_n", ATH_FLAG_REPEAT_LAST_N, NULL, &p->repeat_last_n},
+                    {"penalty_repeat", ATH_FLAG_REPEAT_PENALTY, &p->repeat_penalty, NULL},
+                    {"mirostat", ATH_FLAG_MIROSTAT, NULL, &p->mirostat},
+                    {"mirostat_tau", ATH_FLAG_MIROSTAT_ENT, &p->mirostat_tau, NULL},
+                    {"mirostat_eta", ATH_FLAG_MIROSTAT_LR, &p->mirostat_eta, NULL}};
+    char taken[512] = "", key[64];
+    for (size_t i = 0; i < sizeof defaults / sizeof defaults[0]; i++) {
+        double value;
+        snprintf(key, sizeof key, "general.sampling.%s", defaults[i].name);
+        if (ath_args_given(args, defaults[i].id) || !ath_engine_metadata_number(e, key, &value)) continue;
+        if (!(fabs(value) < INT_MAX)) {
+            ath_tool_log(ATH_LOG_WARN, "%s of the model is %g: it is left out", key, value);
+            continue;
+        }
+        if (defaults[i].real)
+            *defaults[i].real = (float)value;
+        else
+            *defaults[i].integer = (int32_t)value;
+        size_t used = strlen(taken);
+        snprintf(taken + used, sizeof taken - used, "%s%s %g", used ? ", " : "", defaults[i].name, (float)value);
+    }
+    if (*taken) ath_tool_log(ATH_LOG_INFO, "sampling as the model's file recommends: %s", taken);
+}
+
+static void take_default_steps(const ath_args *args, const ath_engine *e, ath_sampler_params *p) {
+    char text[512];
+    ath_error err;
+    if (ATH_ARG_GIVEN(args, SAMPLERS) || ATH_ARG_GIVEN(args, SAMPLER_SEQ) ||
+        !ath_engine_metadata_string(e, "general.sampling.sequence", text, sizeof text))
+        return;
+    if (ath_sampler_parse_names(p, text, &err) == ATH_OK || ath_sampler_parse_letters(p, text, &err) == ATH_OK)
+        ath_tool_log(ATH_LOG_INFO, "samplers as the model's file recommends: %s", text);
+    else
+        ath_tool_log(ATH_LOG_WARN, "general.sampling.sequence of the model is left out: %s", err.message);
+}
+
 int ath_tool_make_sampler(ath_sampler **out, const ath_args *args, const ath_engine *engine, int64_t n_ctx) {
     ath_sampler_params p = ath_sampler_default_params();
     sampler_lists lists = {0};
@@ -188,6 +238,8 @@ int ath_tool_make_sampler(ath_sampler **out, const ath_args *args, const ath_eng
     p.ignore_eos = ATH_ARG_ON(args, IGNORE_EOS);
     p.n_ctx = n_ctx > INT_MAX ? INT_MAX : (int32_t)n_ctx;
     int code = copy_ints(args, &p);
+    take_defaults(args, engine, &p);
+    take_default_steps(args, engine, &p);
     if (code < 0) code = parse_steps(args, &p);
     if (code < 0) code = read_biases(args, info.n_vocab, &lists, &p);
     if (code < 0) code = find_eog(engine, info.n_vocab, &lists);

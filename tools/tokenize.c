@@ -65,9 +65,7 @@ int ath_tool_tokenize(int argc, char **argv) {
     ath_error err;
     int code = ath_tool_begin(&args, &program, argc, argv);
     if (code < 0) {
-        ath_engine_params params = ath_engine_params_default();
-        params.model_path = ATH_ARG_TEXT(&args, MODEL);
-        params.metadata_only = true;
+        ath_engine_params params = ath_tool_metadata_params(&args);
         params.log = ath_tool_log_callback;
         if (ath_engine_open(&engine, &params, &err) == ATH_OK)
             code = tokenize(engine, &args);

@@ -111,6 +111,7 @@ int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **
         code = ath_tool_log_open(args);
     for (size_t i = 0; code < 0 && i < args->n_warnings; i++)
         ath_tool_log(ATH_LOG_WARN, "%s", args->warnings[i]);
+    args->values[ATH_FLAG_OVERRIDE_KV].text = ath_args_joined(args, ATH_FLAG_OVERRIDE_KV);
     return code < 0 ? ath_tool_find_model(args) : code;
 }
 
@@ -167,9 +168,18 @@ static void rope_params(const ath_args *args, ath_engine_params *p) {
     if (ATH_ARG_GIVEN(args, YARN_FAST)) p->yarn_beta_fast = (float)ATH_ARG_REAL(args, YARN_FAST);
 }
 
+ath_engine_params ath_tool_metadata_params(const ath_args *args) {
+    ath_engine_params p = ath_engine_params_default();
+    p.model_path = ATH_ARG_TEXT(args, MODEL);
+    p.kv_overrides = ATH_ARG_TEXT(args, OVERRIDE_KV);
+    p.metadata_only = true;
+    return p;
+}
+
 int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     *p = ath_engine_params_default();
     p->model_path = ATH_ARG_TEXT(args, MODEL);
+    p->kv_overrides = ATH_ARG_TEXT(args, OVERRIDE_KV);
     p->log = ath_tool_log_callback;
     p->repack = ATH_ARG_ON(args, REPACK);
     p->check_tensors = ATH_ARG_ON(args, CHECK_TENSORS);

@@ -35,6 +35,8 @@ bool ath_tool_logs(ath_log_level level); /* is it that loud? */
 void ath_tool_log_callback(void *user, ath_log_level level, const char *line);
 
 /* Flags to parameters. Strings live as long as args. Return -1, or 1 after an error line. */
+/* Of an engine that is only asked about its file. */
+ath_engine_params ath_tool_metadata_params(const ath_args *args);
 int ath_tool_engine_params(const ath_args *args, ath_engine_params *params);
 int ath_tool_session_params(const ath_args *args, ath_session_params *params);
 

@@ -55,6 +55,7 @@ typedef struct ath_engine_params {
     bool metadata_only;  /* no weights, no device: for inspection and tokenizing */
     bool check_tensors;  /* refuse NaN and infinity in weights */
     uint32_t cpu_mask;   /* CPU features that may be used, ~0u: all (see --isa) */
+    const char *kv_overrides; /* metadata in place of the file's: "KEY=TYPE:VALUE,...", TYPE int, float, bool, str; NULL: none */
     ath_log_fn log;      /* NULL: silent */
     void *log_user;
     /* Rotary overrides; 0 or NULL: the model's. */
@@ -107,6 +108,10 @@ const char *ath_known_architectures(void);
 int64_t ath_engine_n_metadata(const ath_engine *engine);
 size_t ath_engine_metadata_key(const ath_engine *engine, int64_t i, char *buf, size_t cap);
 size_t ath_engine_metadata_value(const ath_engine *engine, int64_t i, char *buf, size_t cap);
+/* Value of a key that is a number (or bool, 0 or 1); false if it isn't there or is none. */
+bool ath_engine_metadata_number(const ath_engine *engine, const char *key, double *out);
+/* Text of a key that is a string, cut to cap - 1 bytes; false if it isn't there or is none. */
+bool ath_engine_metadata_string(const ath_engine *engine, const char *key, char *buf, size_t cap);
 typedef struct ath_tensor_info {
     char name[64];
     const char *type;

@@ -98,6 +98,7 @@ static ath_status check_vocabulary(ath_engine *e, ath_error *err) {
 
 static ath_status open_all(ath_engine *e, const ath_engine_params *p, ath_error *err) {
     ATH_TRY(ath_gguf_open(&e->gguf, p->model_path, err));
+    if (p->kv_overrides) ATH_TRY(ath_gguf_override(e->gguf, p->kv_overrides, err));
     describe_file(e);
     if (!p->metadata_only) {
         ATH_TRY(check_weight_memory(e, p->repack, err));

@@ -96,6 +96,22 @@ size_t ath_engine_metadata_value(const ath_engine *e, int64_t i, char *buf, size
     return finish(&t);
 }
 
+bool ath_engine_metadata_number(const ath_engine *e, const char *key, double *out) {
+    const ath_gguf_kv *kv = ath_gguf_find(e->gguf, key);
+    if (!kv || kv->type == ATH_GGUF_ARRAY || kv->type == ATH_GGUF_STRING) return false;
+    *out = ath_gguf_item_f64(kv, 0);
+    return true;
+}
+
+bool ath_engine_metadata_string(const ath_engine *e, const char *key, char *buf, size_t cap) {
+    const ath_gguf_kv *kv = ath_gguf_find(e->gguf, key);
+    if (!kv || kv->type != ATH_GGUF_STRING) return false;
+    text t = {buf, cap, 0};
+    put_escaped(&t, scalar_string(kv));
+    finish(&t);
+    return true;
+}
+
 int64_t ath_engine_n_tensors(const ath_engine *e) { return ath_gguf_n_tensors(e->gguf); }
 
 void ath_engine_tensor(const ath_engine *e, int64_t i, ath_tensor_info *info) {

@@ -54,6 +54,10 @@ ath_status ath_gguf_open(ath_gguf **out, const char *path, ath_error *err);
 ath_status ath_gguf_open_memory(ath_gguf **out, const void *data, size_t size, const char *name, ath_error *err);
 void ath_gguf_close(ath_gguf *gguf); /* NULL is fine */
 
+/* Puts keys in place of the file's, or beside them: "KEY=TYPE:VALUE,...", TYPE int, float, bool or str (without commas).
+ * Only right after opening: what ath_gguf_find returned before may be gone. */
+ath_status ath_gguf_override(ath_gguf *gguf, const char *list, ath_error *err);
+
 const char *ath_gguf_path(const ath_gguf *gguf);
 uint32_t ath_gguf_version(const ath_gguf *gguf);
 int ath_gguf_n_parts(const ath_gguf *gguf);

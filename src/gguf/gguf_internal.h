@@ -51,6 +51,8 @@ typedef struct ath_gguf_part {
     ath_gguf_kv *kvs;
     size_t n_kv, kv_capacity;
     ath_gguf_index kv_index;
+    uint8_t **overrides; /* memory of keys that did not come from the file */
+    size_t n_overrides;
 } ath_gguf_part;
 
 struct ath_gguf {

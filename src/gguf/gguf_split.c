@@ -30,6 +30,8 @@ static ath_status open_part(ath_gguf *gguf, const char *path, ath_error *err) {
 static void close_part(ath_gguf_part *part) {
     for (size_t i = 0; i < part->n_kv; i++) free((void *)part->kvs[i].strings);
     free(part->kvs);
+    for (size_t i = 0; i < part->n_overrides; i++) free(part->overrides[i]);
+    free(part->overrides);
     free(part->kv_index.slots);
     if (!part->borrowed) ath_mapfile_close(&part->map);
     free(part->path);
