@@ -22,6 +22,10 @@ typedef struct ath_weight {
     ath_tensor_type type;
     int64_t n_in, n_out, n_experts;
     const uint8_t *data;  /* file layout, borrowed from the map */
+    const uint8_t *const
+        *experts;       /* [n_experts] where each one's rows are, borrowed; NULL: one after another in data */
+    const float *scale; /* [n_experts] on what comes out of products and embeddings, borrowed; NULL: none. The
+                           caller's */
     size_t row_bytes;
     uint8_t *panels;      /* repacked copy, or NULL: data is used directly */
     size_t panel_bytes;   /* of the whole copy */
@@ -51,6 +55,10 @@ void ath_device_use_threads(ath_device *dev, bool prefill); /* chooses n_threads
 /* ---- weights. repack: copy into the layout of the fastest kernel where that pays (types without such a layout stay). */
 ath_status ath_device_weight_init(ath_device *dev, ath_weight *w, ath_tensor_type type, const void *data, int64_t n_in,
                                   int64_t n_out, int64_t n_experts, bool repack, ath_error *err);
+/* The same for experts that lie apart. */
+ath_status ath_device_experts_init(ath_device *dev, ath_weight *w, ath_tensor_type type,
+                                   const uint8_t *const *experts, int64_t n_in, int64_t n_out,
+                                   int64_t n_experts, bool repack, ath_error *err);
 void ath_device_weight_free(ath_weight *w);
 const char *ath_device_weight_kernel(const ath_device *dev, const ath_weight *w); /* "q4_k x int8, avx512vnni" */
 

@@ -38,26 +38,6 @@ static widths widths_of(const ath_model *m, int il) {
 
 /* ---- loading */
 
-static void load_router(ath_loader *in, ath_model *m) {
-    ath_router *r = &m->router;
-    r->sigmoid = ath_load_u32(in, "expert_gating_func", 1) == 2;
-    r->renormalise = ath_load_u32(in, "expert_weights_norm", 0) != 0;
-    float scale = ath_load_f32(in, "expert_weights_scale", 1);
-    if (scale != 0) r->scale = scale;
-    r->n_groups = (int)ath_load_u32(in, "expert_group_count", 0);
-    r->n_groups_used = (int)ath_load_u32(in, "expert_group_used_count", 0);
-    uint32_t n_shared = ath_load_u32(in, "expert_shared_count", 0);
-    m->n_ff_shared = m->n_ff_expert * (int64_t)n_shared;
-    bool grouped = r->n_groups > 1;
-    bool divides = grouped && r->n_groups_used >= 1 && r->n_groups_used <= r->n_groups &&
-                   r->n_experts % r->n_groups == 0 &&
-                   r->n_used <= r->n_experts / r->n_groups * r->n_groups_used;
-    if (r->n_groups < 0 || (grouped && !divides) || n_shared > 1024)
-        ath_load_fail(in, ATH_ERR_FORMAT,
-                      "%d of %d groups and %u shared experts make no sense with %d of %d experts",
-                      r->n_groups_used, r->n_groups, n_shared, r->n_used, r->n_experts);
-}
-
 /* Keys of the heads as they are in the cache were read already: here those of the heads before compression.
  */
 static void load_latent_attention(ath_loader *in, ath_model *m, ath_layer *l, latent_weights *a, int il) {
@@ -92,8 +72,9 @@ static void load_latent_attention(ath_loader *in, ath_model *m, ath_layer *l, la
 }
 
 static void deepseek2_load(ath_loader *in, ath_model *m) {
+    ath_load_drop_predicting_layers(in);
     ath_load_rope(in, 0);
-    load_router(in, m);
+    ath_load_deepseek_router(in, false);
     int dense = (int)ath_load_u32(in, "leading_dense_block_count", 0);
     latent_weights *own = m->own = ath_load_alloc(in, (size_t)m->n_layers, sizeof *own);
     float multiplier = ath_load_f32(in, "rope.scaling.yarn_log_multiplier", 0);
@@ -107,8 +88,6 @@ static void deepseek2_load(ath_loader *in, ath_model *m) {
             continue;
         }
         ath_load_experts(in, l, il);
-        l->b_choice =
-            ath_load_vector(in, m->router.n_experts, ATH_LOAD_OPTIONAL, "blk.%d.exp_probs_b.bias", il);
     }
     float head = (float)ath_load_u32(in, "attention.key_length_mla", 1);
     m->attn_scale = 1 / sqrtf(head);

@@ -147,18 +147,32 @@ ath_norm ath_load_norm(ath_loader *in, int64_t n, const char *name, int il) {
     return norm;
 }
 
-/* Rows row0 .. row0 + n_out - 1 of tensor t as a weight. */
-static void init_rows(ath_loader *in, ath_weight *w, const ath_gguf_tensor *t, int64_t row0, int64_t n_out,
-                      int64_t n_experts, bool repack) {
+/* The factor that "X.scale" puts on what "X.weight" gives: one, or one per expert. */
+static const float *load_scale(ath_loader *in, const ath_gguf_tensor *t, int64_t n_experts) {
+    enum { SUFFIX = sizeof "weight" - 1 };
+    char name[128];
+    if (t->name.size <= SUFFIX || t->name.size >= sizeof name) return NULL;
+    snprintf(name, sizeof name, "%.*sscale", (int)(t->name.size - SUFFIX), t->name.data);
+    const ath_gguf_tensor *scale = ath_gguf_find_tensor(in->gguf, name);
+    if (!scale) return NULL;
+    bool one = scale->ne[0] == 1 && n_experts > 1;
+    float *x = ath_load_vector(in, one ? 1 : n_experts, 0, name, 0);
+    float *all = one ? ath_load_alloc(in, (size_t)n_experts, sizeof *all) : x;
+    for (int64_t e = 0; x && all && e < n_experts && one; e++) all[e] = *x;
+    return all;
+}
+
+static void init_weight(ath_loader *in, ath_weight *w, const uint8_t *const *experts, bool repack) {
     ath_model *m = in->model;
-    *w = (ath_weight){.type = t->type, .n_in = t->ne[0], .n_out = n_out, .n_experts = n_experts};
-    w->row_bytes = ath_tensor_type_row_bytes(t->type, t->ne[0]);
-    w->data = t->data + (size_t)row0 * w->row_bytes;
-    if (!in->params->dev) return;
-    ath_owned *owned = own(in);
+    ath_owned *owned = in->params->dev ? own(in) : NULL;
     if (!owned) return;
-    in->status = ath_device_weight_init(in->params->dev, w, t->type, w->data, t->ne[0], n_out, n_experts,
-                                        repack && in->params->repack, in->err);
+    const float *scale = w->scale;
+    ath_device *dev = in->params->dev;
+    repack = repack && in->params->repack;
+    in->status = experts ? ath_device_experts_init(dev, w, w->type, experts, w->n_in, w->n_out, w->n_experts,
+                                                   repack, in->err)
+                         : ath_device_weight_init(dev, w, w->type, w->data, w->n_in, w->n_out, w->n_experts,
+                                                  repack, in->err);
     if (in->status == ATH_ERR_NOMEM) {
         in->status = ATH_OK;
         ath_load_fail(in, ATH_ERR_NOMEM,
@@ -166,8 +180,30 @@ static void init_rows(ath_loader *in, ath_weight *w, const ath_gguf_tensor *t, i
                       ath_gguf_file_bytes(in->gguf) >> 20, m->weight_bytes >> 20,
                       (unsigned long long)ath_memory_available() >> 20);
     }
+    w->scale = scale;
     owned->weight = *w;
-    m->weight_bytes += w->panels ? w->panel_bytes : (size_t)(n_out * n_experts) * w->row_bytes;
+    m->weight_bytes += w->panels ? w->panel_bytes : (size_t)(w->n_out * w->n_experts) * w->row_bytes;
+}
+
+/* Rows row0 .. row0 + n_out - 1 of tensor t, of each of its experts, as a weight. */
+static void init_rows(ath_loader *in, ath_weight *w, const ath_gguf_tensor *t, int64_t row0, int64_t n_out,
+                      int64_t n_experts, bool repack) {
+    if (in->status != ATH_OK) return;
+    *w = (ath_weight){.type = t->type, .n_in = t->ne[0], .n_out = n_out, .n_experts = n_experts};
+    w->row_bytes = ath_tensor_type_row_bytes(t->type, t->ne[0]);
+    w->data = t->data + (size_t)row0 * w->row_bytes;
+    w->scale = load_scale(in, t, n_experts);
+    const uint8_t **experts = NULL;
+    if (n_experts > 1 && n_out != t->ne[1]) {
+        experts = ath_load_alloc(in, (size_t)n_experts, sizeof *experts);
+        for (int64_t e = 0; experts && e < n_experts; e++)
+            experts[e] = t->data + (size_t)(e * t->ne[1] + row0) * w->row_bytes;
+    }
+    init_weight(in, w, experts, repack);
+}
+
+/* A tensor whose rows were copied. */
+static void release(ath_loader *in, const ath_weight *w, const ath_gguf_tensor *t) {
     if (w->panels) ath_gguf_release_tensor(in->gguf, t);
 }
 
@@ -179,6 +215,7 @@ void ath_load_matrix(ath_loader *in, ath_weight *w, int64_t n_in, int64_t n_out,
     in->model->n_params += (uint64_t)(n_in * n_out * n_experts);
     if (in->params->check_tensors) check_finite(in, t, name);
     init_rows(in, w, t, 0, n_out, n_experts, true);
+    release(in, w, t);
 }
 
 void ath_load_rows(ath_loader *in, ath_weight *w, int64_t n_embd, int64_t n_rows, const char *format) {
@@ -201,6 +238,7 @@ static void load_fused_qkv(ath_loader *in, ath_layer *l, const ath_gguf_tensor *
     init_rows(in, &l->wq, t, 0, n_q, 1, true);
     init_rows(in, &l->wk, t, n_q, n_k, 1, true);
     init_rows(in, &l->wv, t, n_q + n_k, n_v, 1, true);
+    release(in, &l->wv, t);
 }
 
 void ath_load_attention(ath_loader *in, ath_layer *l, int il) {
@@ -241,6 +279,7 @@ static void load_fused_ffn(ath_loader *in, ath_layer *l, const ath_gguf_tensor *
     if (in->params->check_tensors) check_finite(in, t, name);
     init_rows(in, &f->gate, t, 0, n_ff, 1, true);
     init_rows(in, &f->up, t, n_ff, n_ff, 1, true);
+    release(in, &f->up, t);
     ath_load_matrix(in, &f->down, n_ff, n_embd, 1, 0, "blk.%d.ffn_down.weight", il);
     f->b_gate = ath_load_vector(in, 2 * n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up.bias", il);
     f->b_up = f->b_gate ? f->b_gate + n_ff : NULL;
@@ -268,19 +307,110 @@ static void load_shared_expert(ath_loader *in, ath_layer *l, int il) {
     ath_load_matrix(in, &l->shared_router, n_embd, 1, 1, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_inp_shexp.weight", il);
 }
 
+/* "blk.N.ffn_up.E.weight", one tensor per expert, as files of 2023 have them. */
+static void load_single_experts(ath_loader *in, ath_weight *w, int64_t n_in, int64_t n_out, int64_t n,
+                                const char *what, int il) {
+    const uint8_t **experts = ath_load_alloc(in, (size_t)n, sizeof *experts);
+    const ath_gguf_tensor *first = NULL, *t = NULL;
+    char name[128], format[64];
+    for (int64_t e = 0; e < n; e++) {
+        snprintf(format, sizeof format, "blk.%%d.%s.%lld.weight", what, (long long)e);
+        t = find(in, 0, format, il, name);
+        if (!t || !check_shape(in, t, name, n_in, n_out, 1) || !check_decodable(in, t, name)) return;
+        if (in->params->check_tensors) check_finite(in, t, name);
+        if (!first) first = t;
+        if (t->type != first->type)
+            ath_load_fail(in, ATH_ERR_UNSUPPORTED,
+                          "tensor %s has another type than those of the experts before it", name);
+        experts[e] = t->data;
+    }
+    if (in->status != ATH_OK) return;
+    in->model->n_params += (uint64_t)(n_in * n_out * n);
+    *w = (ath_weight){.type = first->type, .n_in = n_in, .n_out = n_out, .n_experts = n, .data = experts[0]};
+    w->row_bytes = ath_tensor_type_row_bytes(first->type, n_in);
+    init_weight(in, w, experts, true);
+}
+
+/* Gate and up of each expert in one tensor, gate first. */
+static void load_merged_gate_up(ath_loader *in, ath_ffn *f, const ath_gguf_tensor *t, const char *name,
+                                int il) {
+    const ath_model *m = in->model;
+    int64_t n_ff = m->n_ff_expert, n = m->router.n_experts;
+    if (!check_shape(in, t, name, m->n_embd, 2 * n_ff, n) || !check_decodable(in, t, name)) return;
+    in->model->n_params += (uint64_t)(m->n_embd * 2 * n_ff * n);
+    if (in->params->check_tensors) check_finite(in, t, name);
+    init_rows(in, &f->gate, t, 0, n_ff, n, true);
+    init_rows(in, &f->up, t, n_ff, n_ff, n, true);
+    release(in, &f->up, t);
+    float *bias = ath_load_vectors(in, 2 * n_ff, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_up_exps.bias", il);
+    if (!bias) return;
+    f->b_gate = ath_load_alloc(in, (size_t)(n_ff * n), sizeof *bias);
+    f->b_up = ath_load_alloc(in, (size_t)(n_ff * n), sizeof *bias);
+    for (int64_t e = 0; f->b_gate && f->b_up && e < n; e++) {
+        memcpy(f->b_gate + e * n_ff, bias + 2 * e * n_ff, (size_t)n_ff * sizeof *bias);
+        memcpy(f->b_up + e * n_ff, bias + (2 * e + 1) * n_ff, (size_t)n_ff * sizeof *bias);
+    }
+}
+
+static void load_gate_up(ath_loader *in, ath_ffn *f, int il) {
+    const ath_model *m = in->model;
+    int64_t n_embd = m->n_embd, n_ff = m->n_ff_expert, n = m->router.n_experts;
+    char name[128];
+    const ath_gguf_tensor *merged = find(in, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_up_exps.weight", il, name);
+    if (merged) {
+        load_merged_gate_up(in, f, merged, name, il);
+        return;
+    }
+    ath_load_matrix(in, &f->gate, n_embd, n_ff, n, 0, "blk.%d.ffn_gate_exps.weight", il);
+    ath_load_matrix(in, &f->up, n_embd, n_ff, n, 0, "blk.%d.ffn_up_exps.weight", il);
+    f->b_gate = ath_load_vectors(in, n_ff, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_exps.bias", il);
+    f->b_up = ath_load_vectors(in, n_ff, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up_exps.bias", il);
+}
+
 void ath_load_experts(ath_loader *in, ath_layer *l, int il) {
     const ath_model *m = in->model;
     int64_t n_embd = m->n_embd, n_ff = m->n_ff_expert, n = m->router.n_experts;
     ath_ffn *f = &l->ffn;
+    char name[128];
     ath_load_matrix(in, &l->router, n_embd, n, 1, 0, "blk.%d.ffn_gate_inp.weight", il);
-    ath_load_matrix(in, &f->gate, n_embd, n_ff, n, 0, "blk.%d.ffn_gate_exps.weight", il);
-    ath_load_matrix(in, &f->up, n_embd, n_ff, n, 0, "blk.%d.ffn_up_exps.weight", il);
-    ath_load_matrix(in, &f->down, n_ff, n_embd, n, 0, "blk.%d.ffn_down_exps.weight", il);
     l->b_router = ath_load_vector(in, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_inp.bias", il);
-    f->b_gate = ath_load_vectors(in, n_ff, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_exps.bias", il);
-    f->b_up = ath_load_vectors(in, n_ff, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up_exps.bias", il);
-    f->b_down = ath_load_vectors(in, n_embd, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_down_exps.bias", il);
+    l->b_choice = ath_load_vector(in, n, ATH_LOAD_OPTIONAL, "blk.%d.exp_probs_b.bias", il);
     if (m->n_ff_shared) load_shared_expert(in, l, il);
+    if (find(in, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate.0.weight", il, name)) {
+        load_single_experts(in, &f->gate, n_embd, n_ff, n, "ffn_gate", il);
+        load_single_experts(in, &f->up, n_embd, n_ff, n, "ffn_up", il);
+        load_single_experts(in, &f->down, n_ff, n_embd, n, "ffn_down", il);
+        return;
+    }
+    load_gate_up(in, f, il);
+    ath_load_matrix(in, &f->down, n_ff, n_embd, n, 0, "blk.%d.ffn_down_exps.weight", il);
+    f->b_down = ath_load_vectors(in, n_embd, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_down_exps.bias", il);
+}
+
+void ath_load_deepseek_router(ath_loader *in, bool sigmoid) {
+    ath_model *m = in->model;
+    ath_router *r = &m->router;
+    uint32_t kind = ath_load_u32(in, "expert_gating_func", 0);
+    if (kind > 2)
+        ath_load_fail(in, ATH_ERR_UNSUPPORTED,
+                      "key %s.expert_gating_func is %u: 1 (softmax) and 2 (sigmoid) are known", in->arch,
+                      kind);
+    r->sigmoid = kind ? kind == 2 : sigmoid;
+    r->renormalise = ath_load_u32(in, "expert_weights_norm", 0) != 0;
+    float scale = ath_load_f32(in, "expert_weights_scale", 1);
+    if (scale != 0) r->scale = scale;
+    r->n_groups = (int)ath_load_u32(in, "expert_group_count", 0);
+    r->n_groups_used = (int)ath_load_u32(in, "expert_group_used_count", 0);
+    uint32_t n_shared = ath_load_u32(in, "expert_shared_count", 0);
+    m->n_ff_shared = m->n_ff_expert * (int64_t)n_shared;
+    bool grouped = r->n_groups > 1;
+    bool divides = grouped && r->n_groups_used >= 1 && r->n_groups_used <= r->n_groups &&
+                   r->n_experts % r->n_groups == 0 &&
+                   r->n_used <= r->n_experts / r->n_groups * r->n_groups_used;
+    if (r->n_groups < 0 || (grouped && !divides) || n_shared > 1024)
+        ath_load_fail(in, ATH_ERR_FORMAT,
+                      "%d of %d groups and %u shared experts make no sense with %d of %d experts",
+                      r->n_groups_used, r->n_groups, n_shared, r->n_used, r->n_experts);
 }
 
 void ath_load_parallel_layer(ath_loader *in, ath_layer *l, int il) {
@@ -327,7 +457,8 @@ static void load_dimensions(ath_loader *in) {
     m->yarn_factor = 1;
     if (in->status != ATH_OK) return;
     if (m->n_layers < 1 || m->n_layers > 4096)
-        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.block_count is missing or out of range (%d)", in->arch, m->n_layers);
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.block_count is missing or out of range (%d)", in->arch,
+                      m->n_layers);
     if (m->n_embd < 1 || m->n_embd > 1 << 20)
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.embedding_length is missing or out of range", in->arch);
     if (m->n_ctx_train < 1)
@@ -403,6 +534,16 @@ static void load_ends(ath_loader *in) {
     init_rows(in, &m->embd, embd, 0, m->n_vocab, 1, false);
     m->weight_bytes = counted;
     m->output_norm = ath_load_norm(in, m->n_embd, "output_norm", 0);
+}
+
+void ath_load_drop_predicting_layers(ath_loader *in) {
+    ath_model *m = in->model;
+    uint32_t n = ath_load_u32(in, "nextn_predict_layers", 0);
+    if (n < (uint32_t)m->n_layers)
+        m->n_layers -= (int)n;
+    else
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.nextn_predict_layers is %u of %d layers", in->arch, n,
+                      m->n_layers);
 }
 
 static void check_rotations(ath_loader *in) {

@@ -194,7 +194,8 @@ float *ath_load_vector(ath_loader *in, int64_t n, unsigned flags, const char *na
 float *ath_load_vectors(ath_loader *in, int64_t n, int64_t n_vectors, unsigned flags, const char *name, int il);
 /* name + ".weight", and ".bias" where norms have one (ath_arch.layer_norm). */
 ath_norm ath_load_norm(ath_loader *in, int64_t n, const char *name, int il);
-/* A matrix of n_out rows of n_in values, n_experts of them (1: two dimensions). */
+/* A matrix of n_out rows of n_in values, n_experts of them (1: two dimensions). A tensor "X.scale" beside
+ * "X.weight" is a factor on its products, one for all experts or one for each. */
 void ath_load_matrix(ath_loader *in, ath_weight *w, int64_t n_in, int64_t n_out, int64_t n_experts, unsigned flags,
                      const char *name, int il);
 /* A table of n_rows rows of n_embd values that rows are taken from: stays in the file's layout. */
@@ -205,12 +206,18 @@ void ath_load_attention(ath_loader *in, ath_layer *l, int il);
 void ath_load_ffn(ath_loader *in, ath_layer *l, int il);
 /* Dense up and down with optional biases: no gate. */
 void ath_load_plain_ffn(ath_loader *in, ath_layer *l, int il);
-/* Router and merged expert tensors with optional biases; the shared expert where the model has one. */
+/* Router and expert tensors with optional biases, in all forms that files have (gate and up of all experts
+ * apart or merged, a tensor for each expert); the shared expert where the model has one. */
 void ath_load_experts(ath_loader *in, ath_layer *l, int il);
+/* The keys of a router as DeepSeek has them: kind (sigmoid: where the file says none), groups, scale, shared
+ * experts. */
+void ath_load_deepseek_router(ath_loader *in, bool sigmoid);
 enum {
     ATH_LOAD_NEOX = 1,      /* rotary pairs (i, i + n_rot/2); else neighbours */
     ATH_LOAD_UNROUNDED = 2, /* YaRN's correction range is not rounded to whole pairs */
 };
+/* The last layers of some files predict further tokens: no part of plain decoding. First of all. */
+void ath_load_drop_predicting_layers(ath_loader *in);
 /* The rotary table of all layers, from the usual keys and tensors (with LongRoPE, both tables). */
 void ath_load_rope(ath_loader *in, unsigned flags);
 /* Windowed layers rotate with another base (rope.freq_base_swa) and without scaling. After windows and rope are loaded. */

@@ -13,6 +13,7 @@
     X(gemma3, "gemma3")                                                                                      \
     X(gemma4, "gemma4")                                                                                      \
     X(glm4, "glm4")                                                                                          \
+    X(glm4moe, "glm4moe")                                                                                    \
     X(gpt2, "gpt2")                                                                                          \
     X(gpt_oss, "gpt-oss")                                                                                    \
     X(granite, "granite")                                                                                    \

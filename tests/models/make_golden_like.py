@@ -41,12 +41,11 @@ def write_keys(w, shape, without, replaced):
         "block_count": shape.layers, "context_length": shape.context, "embedding_length": shape.embd,
         "feed_forward_length": shape.ff, "attention.head_count": shape.heads, "attention.head_count_kv": shape.kv_heads,
         "attention.key_length": shape.head_dim, "attention.value_length": shape.head_dim,
-        "rope.dimension_count": shape.head_dim, **replaced,
+        "rope.dimension_count": shape.head_dim, "attention.layer_norm_rms_epsilon": 1e-5, **replaced,
     }
     for name, value in keys.items():
         if name not in without:
             add_key(w, f"{shape.arch}.{name}", value)
-    w.add_float32(f"{shape.arch}.attention.layer_norm_rms_epsilon", 1e-5)
 
 
 def add_key(w, name, value):

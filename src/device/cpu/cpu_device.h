@@ -74,6 +74,13 @@ struct ath_device {
     char kernel_names[ATH_TYPE_COUNT][2][ATH_KERNEL_NAME]; /* [type][repacked] */
 };
 
+/* The first byte of a row in the file's layout. */
+static inline const uint8_t *ath_weight_rows(const ath_weight *w, int64_t expert, int64_t row) {
+    const uint8_t *rows =
+        w->experts ? w->experts[expert] : w->data + (size_t)(expert * w->n_out) * w->row_bytes;
+    return rows + (size_t)row * w->row_bytes;
+}
+
 /* Panels of one expert. */
 static inline int64_t ath_weight_panels(const ath_weight *w) {
     return (w->n_out + ATH_PANEL_ROWS - 1) / ATH_PANEL_ROWS;

@@ -89,7 +89,7 @@ static const uint8_t *get_panel(const matmul_run *r, const ath_weight *w, int64_
         return w->panels + (size_t)(expert * ath_weight_panels(w) + index) * ath_panel_bytes(format, w->n_in);
     int64_t row = index * ATH_PANEL_ROWS, left = w->n_out - row;
     int n_rows = left < ATH_PANEL_ROWS ? (int)left : ATH_PANEL_ROWS;
-    const uint8_t *rows = w->data + (size_t)(expert * w->n_out + row) * w->row_bytes;
+    const uint8_t *rows = ath_weight_rows(w, expert, row);
     uint8_t *panel = r->dev->mm.panels + (size_t)thread * r->dev->mm.panel_bytes;
     if (format != ATH_PANEL_NONE) {
         ath_panel_pack(format, rows, w->row_bytes, n_rows, w->n_in, panel);
@@ -165,6 +165,30 @@ static void run_columns(ath_device *dev, const ath_weight *const *w, float *cons
     ath_threads_run(dev->pool, product_task, &r, r.n_tasks);
 }
 
+typedef struct scale_run {
+    float *out;
+    const float *scale;
+    const int32_t *expert; /* of each row of out; NULL: all 0 */
+    int64_t n;
+} scale_run;
+
+static void scale_range(void *arg, int64_t begin, int64_t end) {
+    const scale_run *r = arg;
+    for (int64_t row = begin; row < end; row++) {
+        float scale = r->scale[r->expert ? r->expert[row] : 0];
+        for (int64_t i = 0; i < r->n; i++) r->out[row * r->n + i] *= scale;
+    }
+}
+
+/* What scales of whole matrices do to their products. */
+static void apply_scales(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w,
+                         const int32_t *expert, int64_t rows) {
+    for (int i = 0; i < n_w; i++) {
+        scale_run r = {out[i], w[i]->scale, expert, w[i]->n_out};
+        if (r.scale) ath_parallel_ranges(dev, scale_range, &r, rows, r.n / 4);
+    }
+}
+
 static void matmul_part(ath_device *dev, const ath_weight *const *w, float *const *out, int n_w,
                         const float *x, int64_t row0, int64_t n_rows) {
     ath_mm_scratch *s = &dev->mm;
@@ -184,6 +208,7 @@ void ath_op_matmul(ath_device *dev, const ath_weight *const *w, float *const *ou
             matmul_part(dev, w + i, out + i, n, x, row, left < dev->max_rows ? left : dev->max_rows);
         }
     }
+    apply_scales(dev, w, out, n_w, NULL, rows);
 }
 
 /* Counting sort of the pairs of n_rows rows by expert, in row order within an expert. */
@@ -213,4 +238,5 @@ void ath_op_matmul_experts(ath_device *dev, const ath_weight *const *w, float *c
             run_columns(dev, w + i, out + i, n, n_experts);
         }
     }
+    apply_scales(dev, w, out, n_w, expert, rows * n_used);
 }

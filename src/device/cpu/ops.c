@@ -25,7 +25,7 @@ static void embed_range(void *arg, int64_t begin, int64_t end) {
 
 void ath_op_embed(ath_device *dev, const ath_weight *w, const int32_t *ids, float scale, float *out,
                   int64_t rows) {
-    embed_run r = {w, ids, scale, out};
+    embed_run r = {w, ids, w->scale ? scale * *w->scale : scale, out};
     ath_parallel_ranges(dev, embed_range, &r, rows, 2 * w->n_in);
 }
 

@@ -15,7 +15,7 @@ static void repack_task(void *arg, int64_t task, int thread) {
     const ath_weight *w = r->w;
     int64_t n_panels = ath_weight_panels(w), expert = task / n_panels, row = task % n_panels * ATH_PANEL_ROWS;
     int64_t left = w->n_out - row;
-    ath_panel_pack(r->format, w->data + (size_t)(expert * w->n_out + row) * w->row_bytes, w->row_bytes,
+    ath_panel_pack(r->format, ath_weight_rows(w, expert, row), w->row_bytes,
                    left < ATH_PANEL_ROWS ? (int)left : ATH_PANEL_ROWS, w->n_in,
                    w->panels + (size_t)task * ath_panel_bytes(r->format, w->n_in));
 }
@@ -33,10 +33,9 @@ static ath_status repack_weight(ath_device *dev, ath_weight *w, ath_panel_format
     return ATH_OK;
 }
 
-ath_status ath_device_weight_init(ath_device *dev, ath_weight *w, ath_tensor_type type, const void *data,
-                                  int64_t n_in, int64_t n_out, int64_t n_experts, bool repack,
-                                  ath_error *err) {
-    *w = (ath_weight){.type = type, .n_in = n_in, .n_out = n_out, .n_experts = n_experts, .data = data};
+static ath_status init(ath_device *dev, ath_weight *w, bool repack, ath_error *err) {
+    ath_tensor_type type = w->type;
+    int64_t n_in = w->n_in, n_out = w->n_out, n_experts = w->n_experts;
     const ath_tensor_type_info *info = ath_tensor_type_get((int)type);
     if (!info->name || !info->dequantize)
         return ATH_FAIL(err, ATH_ERR_UNSUPPORTED, "type %s (%d) is none that weights can have",
@@ -56,6 +55,25 @@ ath_status ath_device_weight_init(ath_device *dev, ath_weight *w, ath_tensor_typ
     if (status == ATH_OK) status = ath_mm_scratch_reserve(dev, w, err);
     if (status != ATH_OK) ath_device_weight_free(w);
     return status;
+}
+
+ath_status ath_device_weight_init(ath_device *dev, ath_weight *w, ath_tensor_type type, const void *data,
+                                  int64_t n_in, int64_t n_out, int64_t n_experts, bool repack,
+                                  ath_error *err) {
+    *w = (ath_weight){.type = type, .n_in = n_in, .n_out = n_out, .n_experts = n_experts, .data = data};
+    return init(dev, w, repack, err);
+}
+
+ath_status ath_device_experts_init(ath_device *dev, ath_weight *w, ath_tensor_type type,
+                                   const uint8_t *const *experts, int64_t n_in, int64_t n_out,
+                                   int64_t n_experts, bool repack, ath_error *err) {
+    *w = (ath_weight){.type = type,
+                      .n_in = n_in,
+                      .n_out = n_out,
+                      .n_experts = n_experts,
+                      .data = experts[0],
+                      .experts = experts};
+    return init(dev, w, repack, err);
 }
 
 void ath_device_weight_free(ath_weight *w) {
