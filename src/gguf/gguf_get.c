@@ -214,7 +214,7 @@ find_formatted(const ath_gguf *g, const ath_gguf_kv **out, ath_error *err, const
 
 /* Declares kv and looks the variadic key up. */
 #define FIND_OR_RETURN(g, kv, err, key)                                                                      \
-    const ath_gguf_kv *kv;                                                                                   \
+    const ath_gguf_kv *kv = NULL;                                                                            \
     va_list args_;                                                                                           \
     va_start(args_, key);                                                                                    \
     ath_status found_ = find_formatted(g, &kv, err, key, args_);                                             \

@@ -12,13 +12,16 @@ enum {
     ATH_CPU_AVX512_VBMI = 1 << 3, /* VBMI and VBMI2; implies AVX512 */
     /* What files named *_avx512.c are compiled for: they may run only if all of these are there. */
     ATH_CPU_AVX512_ALL = ATH_CPU_AVX2 | ATH_CPU_AVX512 | ATH_CPU_AVX512_VNNI | ATH_CPU_AVX512_VBMI,
+    ATH_CPU_NEON = 1 << 8,    /* every 64-bit ARM */
+    ATH_CPU_DOTPROD = 1 << 9, /* SDOT; implies NEON */
+    ATH_CPU_I8MM = 1 << 10,   /* SMMLA, USDOT; implies DOTPROD */
 };
 
 /* Flags of this CPU and operating system, limited to mask (~0u: all). Dropping a flag drops those that imply
  * it. */
 uint32_t ath_cpu_flags(uint32_t mask);
 
-/* Writes "avx2 avx512 vnni vbmi", or "plain C" without any flag, cut at size. */
+/* Writes "avx2 avx512 vnni vbmi" or "neon dotprod i8mm", or "plain C" without any flag, cut at size. */
 void ath_cpu_flags_describe(uint32_t flags, char *text, size_t size);
 
 #endif

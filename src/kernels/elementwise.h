@@ -26,5 +26,6 @@ void ath_elementwise_kernels_init(ath_elementwise_kernels *k, uint32_t flags);
 void ath_elementwise_kernels_c(ath_elementwise_kernels *k);
 void ath_elementwise_kernels_avx2(ath_elementwise_kernels *k);
 void ath_elementwise_kernels_avx512(ath_elementwise_kernels *k);
+void ath_elementwise_kernels_neon(ath_elementwise_kernels *k);
 
 #endif

@@ -129,5 +129,8 @@ void ath_matmul_kernels_init(ath_matmul_kernels *k, uint32_t flags);
 void ath_matmul_kernels_c(ath_matmul_kernels *k);
 void ath_matmul_kernels_avx2(ath_matmul_kernels *k);
 void ath_matmul_kernels_avx512(ath_matmul_kernels *k);
+void ath_matmul_kernels_neon(ath_matmul_kernels *k);
+void ath_matmul_kernels_dotprod(ath_matmul_kernels *k);
+void ath_matmul_kernels_i8mm(ath_matmul_kernels *k);
 
 #endif

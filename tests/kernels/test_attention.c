@@ -14,12 +14,11 @@
 
 #include "base/half.h"
 #include "kernels/attention.h"
-#include "kernels/cpu_flags.h"
+#include "kernels/versions.h"
 
 enum { TOKENS = ATH_PAGE_TOKENS, HEADS = 16, TILE = ATH_MAX_HEAD_DIM * TOKENS, SEED = 20240917 };
 
-static const uint32_t masks[] = {ATH_CPU_AVX2, ~0u};
-enum { N_MASKS = 2, N_DIMS = 10 };
+enum { N_DIMS = 10 };
 static const int dims[N_DIMS] = {16, 32, 48, 64, 80, 96, 112, 128, 192, 576};
 
 static uint64_t seed_state;

@@ -9,15 +9,13 @@
 
 #include <cmocka.h>
 
-#include "kernels/cpu_flags.h"
 #include "kernels/elementwise.h"
 #include "kernels/matmul.h"
 #include "kernels/vector_math.h"
+#include "kernels/versions.h"
 #include "kernels/weights.h"
 
 enum { SEED = 20240607, ROWS = ATH_PANEL_ROWS, COLS = ATH_TILE_MAX };
-
-static const uint32_t masks[] = {ATH_CPU_AVX2, ~0u};
 
 static ath_tensor_type type_of(int format) {
     if (format < ATH_PANEL_QUANTISED) return ath_panel_infos[format].type;
@@ -90,7 +88,7 @@ static void compare_versions(problem *p) {
     run_problem(p, &k);
     float expected[COLS][ROWS];
     memcpy(expected, p->out, sizeof expected);
-    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+    for (int m = 0; m < N_MASKS; m++) {
         ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
         run_problem(p, &k);
         if (memcmp(expected, p->out, sizeof expected) == 0) continue;
@@ -154,7 +152,7 @@ static void test_versions_agree(void **unused) {
 static void test_widths_agree(void **unused) {
     (void)unused;
     uint64_t state = SEED;
-    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+    for (int m = 0; m < N_MASKS; m++) {
         ath_matmul_kernels k;
         ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
         for (int format = 0; format < ATH_PANEL_COUNT; format++) {
@@ -202,7 +200,7 @@ static void check_against_double(int format, int64_t n_in, uint64_t *state) {
             p.rows + (size_t)r * ath_tensor_type_row_bytes((int)type, n_in), w, n_in);
         double largest = 0;
         for (int64_t i = 0; i < n_in && is_quantised(format); i++)
-            largest = fmax(largest, 2 * fabs((double)w[i]));
+            if (2 * fabs((double)w[i]) > largest) largest = 2 * fabs((double)w[i]);
         for (int c = 0; c < p.n_cols; c++) {
             double sum = 0, size = 0;
             for (int64_t i = 0; i < n_in; i++) {
@@ -258,7 +256,7 @@ static void test_quantise(void **unused) {
         memcpy(&dx, expected + b * 88 + 64, 4);
         assert_false(isfinite(dx));
     }
-    for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+    for (int m = 0; m < N_MASKS; m++) {
         ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
         k.quantise(rows, 2, 2, N, got);
         assert_memory_equal(expected, got, sizeof got);
@@ -285,7 +283,7 @@ static void test_gates(void **unused) {
             ath_elementwise_kernels_init(&k, 0);
             memcpy(expected, x, sizeof x);
             gate_of(&k, kind)(expected, up, n);
-            for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+            for (int m = 0; m < N_MASKS; m++) {
                 ath_elementwise_kernels_init(&k, ath_cpu_flags(masks[m]));
                 memcpy(got, x, sizeof x);
                 gate_of(&k, kind)(got, up, n);
@@ -321,12 +319,16 @@ static void test_cpu_mask(void **unused) {
     assert_int_equal(ath_cpu_flags(0), 0);
     assert_int_equal(ath_cpu_flags(ATH_CPU_AVX512_ALL & ~(uint32_t)ATH_CPU_AVX2), 0);
     assert_int_equal(ath_cpu_flags(ATH_CPU_AVX2) & ~(uint32_t)ATH_CPU_AVX2, 0);
-    assert_int_equal(ath_cpu_flags(~0u & ~(uint32_t)ATH_CPU_AVX512) & ~(uint32_t)ATH_CPU_AVX2, 0);
+    assert_int_equal(ath_cpu_flags(~0u & ~(uint32_t)ATH_CPU_AVX512) & ATH_CPU_AVX512_ALL & ~(uint32_t)ATH_CPU_AVX2, 0);
+    assert_int_equal(ath_cpu_flags(ATH_CPU_DOTPROD | ATH_CPU_I8MM), 0);
+    assert_int_equal(ath_cpu_flags(~0u & ~(uint32_t)ATH_CPU_DOTPROD) & (ATH_CPU_DOTPROD | ATH_CPU_I8MM), 0);
     char text[64];
     ath_cpu_flags_describe(0, text, sizeof text);
     assert_string_equal(text, "plain C");
     ath_cpu_flags_describe(ATH_CPU_AVX512_ALL, text, sizeof text);
     assert_string_equal(text, "avx2 avx512 vnni vbmi");
+    ath_cpu_flags_describe(ATH_CPU_NEON | ATH_CPU_I8MM, text, sizeof text);
+    assert_string_equal(text, "neon i8mm");
     ath_cpu_flags_describe(ATH_CPU_AVX512_ALL, text, 7);
     assert_string_equal(text, "avx2 a");
 }
@@ -406,7 +408,7 @@ static int bench(void) {
         ath_matmul_kernels k;
         ath_matmul_kernels_init(&k, 0);
         bench_format(&k, format, panels, act);
-        for (size_t m = 0; m < sizeof masks / sizeof masks[0]; m++) {
+        for (int m = 0; m < N_MASKS; m++) {
             ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
             bench_format(&k, format, panels, act);
         }

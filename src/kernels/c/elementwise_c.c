@@ -35,6 +35,8 @@ void ath_elementwise_kernels_init(ath_elementwise_kernels *k, uint32_t flags) {
 #if defined(__x86_64__)
     if (flags & ATH_CPU_AVX2) ath_elementwise_kernels_avx2(k);
     if ((flags & ATH_CPU_AVX512_ALL) == ATH_CPU_AVX512_ALL) ath_elementwise_kernels_avx512(k);
+#elif defined(__aarch64__)
+    if (flags & ATH_CPU_NEON) ath_elementwise_kernels_neon(k);
 #else
     (void)flags;
 #endif
