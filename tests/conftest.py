@@ -35,8 +35,8 @@ def athanor_release():
     return lambda *args, **kw: run(RELEASE, *args, **kw)
 
 
-def run(build, *args, program="athanor", check=True, **kw):
-    command = [str(build / "bin" / program), *map(str, args)]
+def run(build, *args, program="athanor", prefix=(), check=True, **kw):
+    command = [*prefix, str(build / "bin" / program), *map(str, args)]
     kw.setdefault("stdin", subprocess.DEVNULL)
     kw.setdefault("timeout", 300)
     if "input" in kw:

@@ -3,7 +3,8 @@
 # only where it is missing, so that a second run does nothing twice. Sourced from the root of the repository; POSIX sh.
 
 # What a build needs. Recommended packages are left out when these are installed, so the C library's headers are named.
-ath_build_packages="gcc libc6-dev make cmake pkg-config libcjson-dev libcurl4-openssl-dev libssl-dev"
+ath_build_libraries="libcjson-dev libcurl4-openssl-dev libssl-dev"
+ath_build_packages="gcc libc6-dev make cmake pkg-config $ath_build_libraries"
 
 # ath_die TEXT: one line, and the end of the script.
 ath_die() {
@@ -32,6 +33,31 @@ ath_need_packages() {
         grep '^[EW]: ' .cache/packages.log >&2 || true
         ath_die "these packages can't be installed:$missing (is there a network? the whole log is .cache/packages.log)"
     fi
+}
+
+# ath_need_arm64 FOLDER PACKAGE...: Debian's libraries for 64-bit ARM and what those need, unpacked into FOLDER. apt works
+# in FOLDER as if nothing were installed anywhere: no root, and the packages of this machine stay as they are.
+ath_need_arm64() {
+    arm64=$1
+    shift
+    [ "$(cat "$arm64/packages" 2>/dev/null)" != "$*" ] || return 0
+    echo "Getting for 64-bit ARM: $*" >&2
+    rm -rf "$arm64"
+    mkdir -p "$arm64/apt/lists/partial" "$arm64/apt/archives/partial"
+    (
+        cd "$arm64/apt"
+        : >status
+        printf '%s;\n' "Dir::State \"$PWD\"" "Dir::State::status \"$PWD/status\"" "Dir::Cache \"$PWD\"" \
+            'APT::Architecture "arm64"' 'APT::Architectures "arm64"' 'APT::Install-Recommends "false"' \
+            'Acquire::Languages "none"' 'Debug::NoLocking "true"' >apt.conf
+        export APT_CONFIG="$PWD/apt.conf"
+        apt-get -q update && apt-get -q -y install --download-only "$@"
+    ) >"$arm64/log" 2>&1 || ath_die "libraries for 64-bit ARM can't be had (is there a network? the whole log is $arm64/log)"
+    for package in "$arm64"/apt/archives/*.deb; do
+        dpkg-deb -x "$package" "$arm64" || ath_die "$package can't be unpacked"
+    done
+    rm -r "$arm64/apt"
+    echo "$*" >"$arm64/packages"
 }
 
 # ath_need_python FOLDER REQUIREMENTS: a virtual environment, made again when the requirements changed.

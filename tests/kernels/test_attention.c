@@ -1,5 +1,5 @@
 /* Attention kernels of every instruction set against plain C, bit for bit. --bench prints their speed
- * instead. */
+ * instead; --quick takes fewer shapes, for slow machines. */
 #include <setjmp.h>
 #include <math.h>
 #include <stdarg.h>
@@ -20,6 +20,7 @@ enum { TOKENS = ATH_PAGE_TOKENS, HEADS = 16, TILE = ATH_MAX_HEAD_DIM * TOKENS, S
 
 enum { N_DIMS = 10 };
 static const int dims[N_DIMS] = {16, 32, 48, 64, 80, 96, 112, 128, 192, 576};
+static int dim_step = 1; /* --quick: only every fourth */
 
 static uint64_t seed_state;
 
@@ -63,7 +64,7 @@ static void test_plain(void **state) {
     ath_attn_kernels_init(&c, 0);
     static float want[HEADS * TILE / 8], got[HEADS * TILE / 8];
     for (int m = 0; m < N_MASKS; m++)
-        for (int d = 0; d < N_DIMS; d++)
+        for (int d = 0; d < N_DIMS; d += dim_step)
             for (int type = 0; type < ATH_KV_RAW_COUNT; type++) {
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * type) % HEADS;
@@ -159,7 +160,7 @@ static void test_turbo_keys(void **state) {
     ath_attn_kernels c, k;
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
-        for (int d = 0; d < N_DIMS; d++)
+        for (int d = 0; d < N_DIMS; d += dim_step)
             for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
@@ -189,7 +190,7 @@ static void test_turbo_values(void **state) {
     ath_attn_kernels c, k;
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
-        for (int d = 0; d < N_DIMS; d++)
+        for (int d = 0; d < N_DIMS; d += dim_step)
             for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
@@ -220,7 +221,7 @@ static void test_pages(void **state) {
     ath_attn_kernels k;
     static float want[TILE], got[TILE];
     for (int m = 0; m < N_MASKS; m++)
-        for (int d = 0; d < N_DIMS; d++)
+        for (int d = 0; d < N_DIMS; d += dim_step)
             for (int type = 0; type < ATH_KV_TYPE_COUNT; type++)
                 for (int key = 0; key < 2; key++) {
                     bool turbo = ath_kv_type_is_turbo((ath_kv_type)type);
@@ -381,7 +382,10 @@ int main(int argc, char **argv) {
         bench();
         return 0;
     }
-    printf("seed %d\n", SEED);
+    if (argc > 1 && strcmp(argv[1], "--quick") == 0) dim_step = 4;
+    char flags[64];
+    ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
+    printf("seed %d, CPU: %s\n", SEED, flags);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),      cmocka_unit_test(test_softmax),
         cmocka_unit_test(test_turbo_keys), cmocka_unit_test(test_turbo_values),

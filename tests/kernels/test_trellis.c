@@ -103,7 +103,9 @@ static void test_avx512(void **state) {
 }
 
 int main(void) {
-    printf("seed %d\n", SEED);
+    char flags[64];
+    ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
+    printf("seed %d, CPU: %s\n", SEED, flags);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_avx2), cmocka_unit_test(test_avx512)};
     return cmocka_run_group_tests_name("trellis encoders", tests, NULL, NULL);
 }
