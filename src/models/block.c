@@ -102,7 +102,7 @@ void ath_block_attend(const ath_model *m, ath_pass *p, int il) {
 
 /* ---- feed-forward */
 
-static void feed_dense(const ath_model *m, ath_pass *p, const ath_ffn *f, const float *h, float *result) {
+void ath_block_dense(const ath_model *m, ath_pass *p, const ath_ffn *f, const float *h, float *result) {
     int64_t n_ff = f->up.n_out;
     float *inner = f->gate.data ? p->gate : p->up;
     if (f->gate.data) {
@@ -125,11 +125,12 @@ static void add_expert_bias(const ath_model *m, const ath_pass *p, float *x, con
     if (bias) ath_op_add_expert_bias(p->dev, x, bias, p->expert, n, p->rows * m->router.n_used);
 }
 
-static void feed_experts(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h) {
+void ath_block_experts(const ath_model *m, ath_pass *p, int il, const float *h, const float *router_h) {
+    const ath_layer *l = &m->layers[il];
     const ath_ffn *f = &l->ffn;
     int n_used = m->router.n_used;
     int64_t n_ff = f->up.n_out;
-    product(p, &l->router, h, p->router);
+    product(p, &l->router, router_h, p->router);
     add_bias(p, p->router, l->b_router, m->router.n_experts);
     ath_router choice = m->router;
     choice.bias = l->b_choice;
@@ -147,7 +148,7 @@ static void feed_experts(const ath_model *m, ath_pass *p, const ath_layer *l, co
 
 /* proj += the expert that every token takes. */
 static void feed_shared(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h) {
-    feed_dense(m, p, &l->shared, h, p->expert_out);
+    ath_block_dense(m, p, &l->shared, h, p->expert_out);
     if (l->shared_router.data) {
         product(p, &l->shared_router, h, p->row_scale);
         for (int64_t row = 0; row < p->rows; row++)
@@ -160,22 +161,26 @@ static void feed_shared(const ath_model *m, ath_pass *p, const ath_layer *l, con
 void ath_block_ffn(const ath_model *m, ath_pass *p, int il, const float *h) {
     const ath_layer *l = &m->layers[il];
     if (!l->router.data) {
-        feed_dense(m, p, &l->ffn, h, p->proj);
+        ath_block_dense(m, p, &l->ffn, h, p->proj);
         return;
     }
-    feed_experts(m, p, l, h);
+    ath_block_experts(m, p, il, h, h);
     if (l->shared.up.data) feed_shared(m, p, l, h);
 }
 
 /* ---- whole layers */
 
-void ath_layer_sequential(const ath_model *m, ath_pass *p, int il) {
+void ath_layer_attention(const ath_model *m, ath_pass *p, int il) {
     const ath_layer *l = &m->layers[il];
     ath_block_qkv(m, p, il, ath_block_norm(m, p, p->x, &l->attn_norm, p->h, p->rows));
     ath_block_attend(m, p, il);
     ath_block_norm(m, p, p->proj, &l->post_attn_norm, p->proj, p->rows);
     ath_block_add(m, p);
+}
 
+void ath_layer_sequential(const ath_model *m, ath_pass *p, int il) {
+    const ath_layer *l = &m->layers[il];
+    ath_layer_attention(m, p, il);
     ath_block_ffn(m, p, il, ath_block_norm(m, p, p->x, &l->ffn_norm, p->h, p->rows));
     ath_block_norm(m, p, p->proj, &l->post_ffn_norm, p->proj, p->rows);
     ath_block_add(m, p);

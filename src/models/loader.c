@@ -187,19 +187,19 @@ static void init_weight(ath_loader *in, ath_weight *w, const uint8_t *const *exp
 
 /* Rows row0 .. row0 + n_out - 1 of tensor t, of each of its experts, as a weight. */
 static void init_rows(ath_loader *in, ath_weight *w, const ath_gguf_tensor *t, int64_t row0, int64_t n_out,
-                      int64_t n_experts, bool repack) {
+                      int64_t n_experts, unsigned flags) {
     if (in->status != ATH_OK) return;
     *w = (ath_weight){.type = t->type, .n_in = t->ne[0], .n_out = n_out, .n_experts = n_experts};
     w->row_bytes = ath_tensor_type_row_bytes(t->type, t->ne[0]);
     w->data = t->data + (size_t)row0 * w->row_bytes;
-    w->scale = load_scale(in, t, n_experts);
+    if (!(flags & ATH_LOAD_UNSCALED)) w->scale = load_scale(in, t, n_experts);
     const uint8_t **experts = NULL;
     if (n_experts > 1 && n_out != t->ne[1]) {
         experts = ath_load_alloc(in, (size_t)n_experts, sizeof *experts);
         for (int64_t e = 0; experts && e < n_experts; e++)
             experts[e] = t->data + (size_t)(e * t->ne[1] + row0) * w->row_bytes;
     }
-    init_weight(in, w, experts, repack);
+    init_weight(in, w, experts, !(flags & ATH_LOAD_UNPACKED));
 }
 
 /* A tensor whose rows were copied. */
@@ -214,7 +214,7 @@ void ath_load_matrix(ath_loader *in, ath_weight *w, int64_t n_in, int64_t n_out,
     if (!t || !check_shape(in, t, name, n_in, n_out, n_experts) || !check_decodable(in, t, name)) return;
     in->model->n_params += (uint64_t)(n_in * n_out * n_experts);
     if (in->params->check_tensors) check_finite(in, t, name);
-    init_rows(in, w, t, 0, n_out, n_experts, true);
+    init_rows(in, w, t, 0, n_out, n_experts, flags);
     release(in, w, t);
 }
 
@@ -225,7 +225,7 @@ void ath_load_rows(ath_loader *in, ath_weight *w, int64_t n_embd, int64_t n_rows
     in->model->n_params += (uint64_t)(n_embd * n_rows);
     if (in->params->check_tensors) check_finite(in, t, name);
     size_t counted = in->model->weight_bytes; /* only the rows that occur are ever read from the map */
-    init_rows(in, w, t, 0, n_rows, 1, false);
+    init_rows(in, w, t, 0, n_rows, 1, ATH_LOAD_UNPACKED);
     in->model->weight_bytes = counted;
 }
 
@@ -235,9 +235,9 @@ static void load_fused_qkv(ath_loader *in, ath_layer *l, const ath_gguf_tensor *
                            int64_t n_k, int64_t n_v) {
     if (!check_shape(in, t, name, in->model->n_embd, n_q + n_k + n_v, 1) || !check_decodable(in, t, name)) return;
     in->model->n_params += (uint64_t)(t->ne[0] * t->ne[1]);
-    init_rows(in, &l->wq, t, 0, n_q, 1, true);
-    init_rows(in, &l->wk, t, n_q, n_k, 1, true);
-    init_rows(in, &l->wv, t, n_q + n_k, n_v, 1, true);
+    init_rows(in, &l->wq, t, 0, n_q, 1, 0);
+    init_rows(in, &l->wk, t, n_q, n_k, 1, 0);
+    init_rows(in, &l->wv, t, n_q + n_k, n_v, 1, 0);
     release(in, &l->wv, t);
 }
 
@@ -277,8 +277,8 @@ static void load_fused_ffn(ath_loader *in, ath_layer *l, const ath_gguf_tensor *
     if (!check_decodable(in, t, name)) return;
     in->model->n_params += (uint64_t)(t->ne[0] * t->ne[1]);
     if (in->params->check_tensors) check_finite(in, t, name);
-    init_rows(in, &f->gate, t, 0, n_ff, 1, true);
-    init_rows(in, &f->up, t, n_ff, n_ff, 1, true);
+    init_rows(in, &f->gate, t, 0, n_ff, 1, 0);
+    init_rows(in, &f->up, t, n_ff, n_ff, 1, 0);
     release(in, &f->up, t);
     ath_load_matrix(in, &f->down, n_ff, n_embd, 1, 0, "blk.%d.ffn_down.weight", il);
     f->b_gate = ath_load_vector(in, 2 * n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up.bias", il);
@@ -339,8 +339,8 @@ static void load_merged_gate_up(ath_loader *in, ath_ffn *f, const ath_gguf_tenso
     if (!check_shape(in, t, name, m->n_embd, 2 * n_ff, n) || !check_decodable(in, t, name)) return;
     in->model->n_params += (uint64_t)(m->n_embd * 2 * n_ff * n);
     if (in->params->check_tensors) check_finite(in, t, name);
-    init_rows(in, &f->gate, t, 0, n_ff, n, true);
-    init_rows(in, &f->up, t, n_ff, n_ff, n, true);
+    init_rows(in, &f->gate, t, 0, n_ff, n, 0);
+    init_rows(in, &f->up, t, n_ff, n_ff, n, 0);
     release(in, &f->up, t);
     float *bias = ath_load_vectors(in, 2 * n_ff, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_up_exps.bias", il);
     if (!bias) return;
@@ -372,7 +372,7 @@ void ath_load_experts(ath_loader *in, ath_layer *l, int il) {
     int64_t n_embd = m->n_embd, n_ff = m->n_ff_expert, n = m->router.n_experts;
     ath_ffn *f = &l->ffn;
     char name[128];
-    ath_load_matrix(in, &l->router, n_embd, n, 1, 0, "blk.%d.ffn_gate_inp.weight", il);
+    ath_load_matrix(in, &l->router, n_embd, n, 1, ATH_LOAD_UNSCALED, "blk.%d.ffn_gate_inp.weight", il);
     l->b_router = ath_load_vector(in, n, ATH_LOAD_OPTIONAL, "blk.%d.ffn_gate_inp.bias", il);
     l->b_choice = ath_load_vector(in, n, ATH_LOAD_OPTIONAL, "blk.%d.exp_probs_b.bias", il);
     if (m->n_ff_shared) load_shared_expert(in, l, il);
@@ -528,10 +528,10 @@ static void load_ends(ath_loader *in) {
     if (output)
         ath_load_matrix(in, &m->output, m->n_embd, m->n_vocab, 1, 0, "output.weight", 0);
     else
-        init_rows(in, &m->output, embd, 0, m->n_vocab, 1, true);
+        init_rows(in, &m->output, embd, 0, m->n_vocab, 1, 0);
     /* Only the rows of tokens that occur are ever read from the map: not counted as resident. */
     size_t counted = m->weight_bytes;
-    init_rows(in, &m->embd, embd, 0, m->n_vocab, 1, false);
+    init_rows(in, &m->embd, embd, 0, m->n_vocab, 1, ATH_LOAD_UNPACKED);
     m->weight_bytes = counted;
     m->output_norm = ath_load_norm(in, m->n_embd, "output_norm", 0);
 }

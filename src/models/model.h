@@ -180,7 +180,11 @@ struct ath_loader {
     ath_status status;
 };
 
-enum { ATH_LOAD_OPTIONAL = 1 };
+enum {
+    ATH_LOAD_OPTIONAL = 1,
+    ATH_LOAD_UNSCALED = 2, /* X.scale is no factor of X.weight */
+    ATH_LOAD_UNPACKED = 4, /* stays in the file's layout */
+};
 
 void ath_load_fail(ath_loader *in, ath_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* n zeroed items, freed with the model; NULL after a failure. */
@@ -237,6 +241,11 @@ void ath_block_attention(const ath_model *m, ath_pass *p, int il);
 void ath_block_attend(const ath_model *m, ath_pass *p, int il);
 /* proj = down(act(gate(h)) * up(h)), or the chosen experts' sum of that where the layer has a router. */
 void ath_block_ffn(const ath_model *m, ath_pass *p, int il, const float *h);
+/* result [rows][n_embd] = down(act(gate(h)) * up(h)) */
+void ath_block_dense(const ath_model *m, ath_pass *p, const ath_ffn *f, const float *h, float *result);
+/* proj = the sum of the experts that the router chooses by router_h; without the one that every token takes.
+ */
+void ath_block_experts(const ath_model *m, ath_pass *p, int il, const float *h, const float *router_h);
 /* y = norm(x), [rows][n_embd]. Returns y, or x if there is no norm at this place. */
 const float *ath_block_norm(const ath_model *m, const ath_pass *p, const float *x, const ath_norm *norm, float *y,
                             int64_t rows);
@@ -245,6 +254,7 @@ void ath_block_add(const ath_model *m, ath_pass *p); /* x += residual_scale * pr
 /* The layers that most decoders share; experts where the model has them.
  *     x += norm(attention(norm(x)));  x += norm(feed_forward(norm(x)))     each norm where the layer has it */
 void ath_layer_sequential(const ath_model *m, ath_pass *p, int il);
+void ath_layer_attention(const ath_model *m, ath_pass *p, int il); /* the first half of it */
 /*     x += attention(h) + feed_forward(h)                                  h = norm(x) */
 void ath_layer_parallel(const ath_model *m, ath_pass *p, int il);
 /* Weights of the usual layer: norms before attention and before a gated feed-forward, which may be experts. */

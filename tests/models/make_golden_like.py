@@ -49,7 +49,7 @@ def write_keys(w, shape, without, replaced):
 
 
 def add_key(w, name, value):
-    add = {int: w.add_uint32, float: w.add_float32, str: w.add_string, list: w.add_array}[type(value)]
+    add = {int: w.add_uint32, float: w.add_float32, str: w.add_string, list: w.add_array, bool: w.add_bool}[type(value)]
     add(name, value)
 
 

@@ -1,10 +1,12 @@
 """Experts in every form that files have them: the same logits as in the usual one. What a router chooses is what counts."""
+import pathlib
+
 import gguf
 import numpy as np
 import pytest
 
 from gguf_copy import copy_model
-from golden import Golden, logits
+from golden import Golden, logits, mean_kld
 from make_golden_like import Shape, make_model
 from plain_decoder import Decoder
 
@@ -147,7 +149,7 @@ def glm4moe(path, head_norms):
     keys = {
         "rope.dimension_count": 16, "rope.freq_base": 1e6, "expert_count": n_experts, "expert_used_count": 2,
         "expert_feed_forward_length": n_ff, "expert_shared_count": 1, "leading_dense_block_count": 1, "expert_gating_func": 2,
-        "expert_weights_norm": 1, "expert_weights_scale": 1.5, "nextn_predict_layers": 1,
+        "expert_weights_norm": True, "expert_weights_scale": 1.5, "nextn_predict_layers": 1,
     }
     return make_model(path, shape, without=without, tensors=tensors, keys=keys)
 
@@ -159,3 +161,36 @@ def test_glm4moe(run, tmp_path, head_norms):
     want = Decoder(path).logits(tokens)
     assert want.std() > 1
     assert np.abs(run(path, tokens) - want).max() < 1e-4
+
+
+# ---- gemma4 with experts
+
+def gemma4_with_experts(golden, path):
+    rng = np.random.default_rng(11)
+    n_experts, tensors = 6, {}
+
+    def matrix(*size, gain=2.0):
+        return (gain / np.sqrt(size[-1]) * rng.standard_normal(size)).astype(np.float32)
+
+    def norm(n):
+        return (1 + 0.2 * rng.standard_normal(n)).astype(np.float32)
+
+    for il in range(6):
+        b = f"blk.{il}."
+        tensors[b + "ffn_gate_inp.weight"] = matrix(n_experts, 64, gain=3.0)
+        tensors[b + "ffn_gate_inp.scale"] = 8 * norm(64)
+        tensors[b + "ffn_gate_up_exps.weight"] = matrix(n_experts, 64, 64)
+        tensors[b + "ffn_down_exps.weight"] = matrix(n_experts, 64, 32)
+        tensors[b + "ffn_down_exps.scale"] = norm(n_experts)
+        for name in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
+            tensors[b + name + ".weight"] = norm(64)
+    keys = {"expert_count": n_experts, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    return copy_model(golden / "gemma4/model.gguf", path, keys=keys, tensors=tensors)
+
+
+def test_gemma4_with_experts(run, golden, tmp_path):
+    """Against llama.cpp (llama-cpp-python 0.3.36, f32 cache) on this very file, every eighth position; its GELU is a table in half precision."""
+    path = gemma4_with_experts(golden, tmp_path / "model.gguf")
+    want = np.loadtxt(pathlib.Path(__file__).parent / "gemma4_experts_peer.txt", dtype=np.float32)
+    got = run(path, Golden(golden / "gemma4").tokens)[7::8]
+    assert np.abs(got - want).max() < 0.02 and mean_kld(want, got) < 2e-6
