@@ -59,5 +59,7 @@ void ath_attn_kernels_init(ath_attn_kernels *k, uint32_t flags);
 void ath_attn_kernels_init_c(ath_attn_kernels *k);
 void ath_attn_kernels_init_avx2(ath_attn_kernels *k);
 void ath_attn_kernels_init_avx512(ath_attn_kernels *k);
+void ath_attn_kernels_init_neon(ath_attn_kernels *k);
+void ath_attn_kernels_init_dotprod(ath_attn_kernels *k);
 
 #endif

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "kernels/attention_x86.h"
+#include "kernels/unpack_kind.h"
 
 /* Lanes 0..7 and 8..15, halves first, as ath_sum_lanes. */
 ATH_INLINE float ath_sum_lanes_avx2(__m256 low, __m256 high) {
@@ -75,28 +76,7 @@ ATH_INLINE void ath_hadamard_avx2(float *x, int n) {
 }
 
 /* How symbols become table values: 16-bit words that hold the states of two neighbouring channels of a token
- * become two bytes each, then the look-up. The inner loops are compiled for each code: */
-typedef struct ath_unpack_kind {
-    int k, L, w;
-} ath_unpack_kind;
-
-/* body(kind) for the kind of a code, a constant in each call. */
-#define ATH_UNPACK_DISPATCH(code, body)                                                                      \
-    do {                                                                                                     \
-        if ((code)->L == 2)                                                                                  \
-            body(((ath_unpack_kind){2, 2, 2}));                                                              \
-        else if ((code)->L == 3)                                                                             \
-            body(((ath_unpack_kind){3, 3, 3}));                                                              \
-        else if ((code)->L == 4)                                                                             \
-            body(((ath_unpack_kind){4, 4, 4}));                                                              \
-        else if ((code)->L == 6)                                                                             \
-            body(((ath_unpack_kind){2, 6, 4}));                                                              \
-        else if ((code)->L == 7)                                                                             \
-            body(((ath_unpack_kind){3, 7, 4}));                                                              \
-        else                                                                                                 \
-            body(((ath_unpack_kind){4, 8, 6}));                                                              \
-    } while (0)
-
+ * become two bytes each, then the look-up. */
 typedef struct ath_unpack_avx2 {
     __m256i table[4]; /* of 16 entries each: one, but for w = 6 */
     __m256i order;    /* V: the words of two pairs of channels and 4 tokens, from 16 bytes of planes */
