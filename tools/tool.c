@@ -105,6 +105,8 @@ void ath_tool_log(ath_log_level level, const char *format, ...) {
     ath_tool_log_callback(NULL, level, line);
 }
 
+static int find_adapters(ath_args *args);
+
 int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **argv) {
     int code = ath_args_parse(args, program, argc, argv);
     if (code < 0 && program->bit & ~(unsigned)(ATH_PROGRAM_I | ATH_PROGRAM_D | ATH_PROGRAM_P | ATH_PROGRAM_M))
@@ -112,10 +114,40 @@ int ath_tool_begin(ath_args *args, const ath_program *program, int argc, char **
     for (size_t i = 0; code < 0 && i < args->n_warnings; i++)
         ath_tool_log(ATH_LOG_WARN, "%s", args->warnings[i]);
     args->values[ATH_FLAG_OVERRIDE_KV].text = ath_args_joined(args, ATH_FLAG_OVERRIDE_KV);
+    if (code < 0) code = find_adapters(args);
     return code < 0 ? ath_tool_find_model(args) : code;
 }
 
 /* ---- parameters */
+
+enum { MOST_ADAPTERS = 16 };
+static struct { /* of --lora and --lora-scaled, for as long as the program runs */
+    ath_adapter_params list[MOST_ADAPTERS];
+    int n;
+} the_adapters;
+
+/* FILE[,FILE...], each with :SCALE behind it if `scaled`. -1, or 1 after an error line. */
+static int add_adapters(ath_args *args, const char *list, bool scaled) {
+    for (size_t size; *list; list += size + (list[size] == ',')) {
+        size = strcspn(list, ",");
+        char *path = ath_args_own(args, strndup(list, size)), *end = NULL, *colon = scaled ? strrchr(path, ':') : NULL;
+        double scale = colon ? strtod(colon + 1, &end) : 1;
+        if (!*path || (scaled && (!colon || colon == path || end == colon + 1 || *end || !(scale > -1e6 && scale < 1e6))))
+            return ath_tool_fail("--lora%s, but got \"%.100s\"", scaled ? "-scaled expects FILE:SCALE" : " expects FILE", path);
+        if (colon) *colon = 0;
+        if (the_adapters.n == MOST_ADAPTERS) return ath_tool_fail("more than %d adapters were named", MOST_ADAPTERS);
+        the_adapters.list[the_adapters.n++] = (ath_adapter_params){path, (float)scale};
+    }
+    return -1;
+}
+
+static int find_adapters(ath_args *args) {
+    int code = -1;
+    for (size_t i = 0; i < args->n_list && code < 0; i++)
+        if (args->list[i].id == ATH_FLAG_LORA || args->list[i].id == ATH_FLAG_LORA_SCALED)
+            code = add_adapters(args, args->list[i].text, args->list[i].id == ATH_FLAG_LORA_SCALED);
+    return code;
+}
 
 static int in_int(const ath_args *args, ath_flag_id id, int64_t low, int *out) {
     const ath_arg *arg = &args->values[id];
@@ -182,6 +214,8 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     p->model_path = ATH_ARG_TEXT(args, MODEL);
     p->kv_overrides = ATH_ARG_TEXT(args, OVERRIDE_KV);
     p->log = ath_tool_log_callback;
+    p->adapters = the_adapters.list;
+    p->n_adapters = the_adapters.n;
     p->repack = ATH_ARG_ON(args, REPACK);
     p->check_tensors = ATH_ARG_ON(args, CHECK_TENSORS);
     rope_params(args, p);

@@ -46,6 +46,11 @@ typedef void (*ath_log_fn)(void *user, ath_log_level level, const char *line);
 
 /* ---------------------------------------------------------------- engine */
 
+typedef struct ath_adapter_params {
+    const char *path; /* GGUF file of a low-rank adapter (LoRA) */
+    float scale;      /* 1: as trained */
+} ath_adapter_params;
+
 typedef struct ath_engine_params {
     const char *model_path;
     int n_threads;       /* decode; 0: physical cores */
@@ -56,6 +61,8 @@ typedef struct ath_engine_params {
     bool check_tensors;  /* refuse NaN and infinity in weights */
     uint32_t cpu_mask;   /* CPU features that may be used, ~0u: all (see --isa) */
     const char *kv_overrides; /* metadata in place of the file's: "KEY=TYPE:VALUE,...", TYPE int, float, bool, str; NULL: none */
+    const ath_adapter_params *adapters; /* [n_adapters]; added up; may be NULL */
+    int n_adapters;
     ath_log_fn log;      /* NULL: silent */
     void *log_user;
     /* Rotary overrides; 0 or NULL: the model's. */

@@ -26,10 +26,18 @@ typedef struct ath_weight {
         *experts;       /* [n_experts] where each one's rows are, borrowed; NULL: one after another in data */
     const float *scale; /* [n_experts] on what comes out of products and embeddings, borrowed; NULL: none. The
                            caller's */
+    const struct ath_adapter *adapters; /* added to products, borrowed; NULL: none. The caller's */
     size_t row_bytes;
     uint8_t *panels;      /* repacked copy, or NULL: data is used directly */
     size_t panel_bytes;   /* of the whole copy */
 } ath_weight;
+
+/* A low-rank adapter (LoRA) of a weight: the product of a row x becomes w.x + scale * b.(a.x). */
+typedef struct ath_adapter {
+    ath_weight a, b; /* [rank, n_in], [n_out, rank]; as many experts as the weight */
+    float scale;
+    const struct ath_adapter *next; /* NULL: the last */
+} ath_adapter;
 
 typedef struct ath_device_params {
     int n_threads;       /* decode; >= 1 */
@@ -59,6 +67,8 @@ ath_status ath_device_weight_init(ath_device *dev, ath_weight *w, ath_tensor_typ
 ath_status ath_device_experts_init(ath_device *dev, ath_weight *w, ath_tensor_type type,
                                    const uint8_t *const *experts, int64_t n_in, int64_t n_out,
                                    int64_t n_experts, bool repack, ath_error *err);
+/* Scratch for the products with w->adapters; before the first of them. */
+ath_status ath_device_adapters_reserve(ath_device *dev, const ath_weight *w, ath_error *err);
 void ath_device_weight_free(ath_weight *w);
 const char *ath_device_weight_kernel(const ath_device *dev, const ath_weight *w); /* "q4_k x int8, avx512vnni" */
 

@@ -72,16 +72,36 @@ static ath_status open_device(ath_engine *e, const ath_engine_params *p, ath_err
     return ath_device_cpu_create(&e->device, &dp, err);
 }
 
-static ath_status open_model(ath_engine *e, const ath_engine_params *p, ath_error *err) {
+static ath_status load_model(ath_engine *e, const ath_engine_params *p, const ath_adapter_file *adapters,
+                             ath_error *err) {
     ath_model_params mp = {
         .dev = e->device,
         .repack = p->repack,
         .check_tensors = p->check_tensors,
         .rope = {p->rope_scaling, p->rope_freq_base, p->rope_freq_scale, p->rope_scale, p->yarn_orig_ctx,
                  p->yarn_ext_factor, p->yarn_attn_factor, p->yarn_beta_fast, p->yarn_beta_slow},
+        .adapters = adapters,
+        .n_adapters = p->n_adapters,
         .log = &e->log,
     };
     return ath_model_load(&e->model, e->gguf, &mp, err);
+}
+
+/* Adapter files are open while the model is loaded. */
+static ath_status open_model(ath_engine *e, const ath_engine_params *p, ath_error *err) {
+    int n = p->metadata_only ? 0 : p->n_adapters;
+    ath_adapter_file *files = calloc((size_t)n + 1, sizeof *files);
+    ath_gguf **open = calloc((size_t)n + 1, sizeof *open);
+    ath_status status = files && open ? ATH_OK : ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for %d adapters", n);
+    for (int i = 0; status == ATH_OK && i < n; i++) {
+        status = ath_gguf_open(&open[i], p->adapters[i].path, err);
+        files[i] = (ath_adapter_file){open[i], p->adapters[i].scale};
+    }
+    if (status == ATH_OK) status = load_model(e, p, files, err);
+    for (int i = 0; open && i < n; i++) ath_gguf_close(open[i]);
+    free(open);
+    free(files);
+    return status;
 }
 
 /* Kernel of the weight type that does most of a layer's work. */

@@ -106,9 +106,20 @@ void ath_pass_free(ath_pass *pass) {
     free(pass);
 }
 
+/* What adapters add to the embeddings of tokens: b times the token's row of a. */
+static void adapt_embeddings(const ath_model *m, ath_pass *p, const int32_t *tokens) {
+    for (const ath_adapter *a = m->embd.adapters; a; a = a->next) {
+        const ath_weight *b = &a->b;
+        ath_op_embed(p->dev, &a->a, tokens, m->embd_scale * a->scale, p->h, p->rows);
+        ath_op_matmul(p->dev, &b, &p->proj, 1, p->h, p->rows);
+        ath_op_add(p->dev, p->x, p->proj, p->rows * m->n_embd);
+    }
+}
+
 void ath_model_forward(const ath_model *m, ath_pass *p, const int32_t *tokens) {
     p->tokens = tokens;
     ath_op_embed(p->dev, &m->embd, tokens, m->embd_scale, p->x, p->rows);
+    adapt_embeddings(m, p, tokens);
     if (m->pos_embd.data) {
         for (int64_t row = 0; row < p->rows; row++) p->pos_id[row] = (int32_t)p->pos[row];
         ath_op_embed(p->dev, &m->pos_embd, p->pos_id, 1, p->h, p->rows);

@@ -200,6 +200,15 @@ static void init_rows(ath_loader *in, ath_weight *w, const ath_gguf_tensor *t, i
             experts[e] = t->data + (size_t)(e * t->ne[1] + row0) * w->row_bytes;
     }
     init_weight(in, w, experts, !(flags & ATH_LOAD_UNPACKED));
+    ath_load_adapters(in, w, t->name, row0, t->ne[1], flags & ATH_LOAD_UNPACKED);
+}
+
+void ath_load_f32_matrix(ath_loader *in, ath_weight *w, const float *rows, int64_t n_in, int64_t n_out,
+                         int64_t n_experts, bool repack) {
+    *w = (ath_weight){.type = ATH_TYPE_F32, .n_in = n_in, .n_out = n_out, .n_experts = n_experts,
+                      .data = (const uint8_t *)rows};
+    w->row_bytes = ath_tensor_type_row_bytes(ATH_TYPE_F32, n_in);
+    init_weight(in, w, NULL, repack);
 }
 
 /* A tensor whose rows were copied. */
@@ -561,9 +570,11 @@ static void load_all(ath_loader *in) {
     ath_model *m = in->model;
     load_dimensions(in);
     if (in->status == ATH_OK) load_heads(in);
+    if (in->status == ATH_OK) ath_load_begin_adapters(in);
     if (in->status == ATH_OK) load_ends(in);
     if (in->status == ATH_OK) m->arch->load(in, m);
     if (in->status == ATH_OK) check_rotations(in);
+    if (in->status == ATH_OK) ath_load_end_adapters(in);
 }
 
 ath_status ath_model_load(ath_model **out, const ath_gguf *gguf, const ath_model_params *params, ath_error *err) {

@@ -116,10 +116,17 @@ typedef struct ath_rope_overrides { /* 0 or NULL: the model's; factors < 0: the 
     float yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow;
 } ath_rope_overrides;
 
+typedef struct ath_adapter_file {
+    const ath_gguf *gguf; /* needed while the model is loaded, no longer */
+    float scale;          /* times alpha / rank of the file */
+} ath_adapter_file;
+
 typedef struct ath_model_params {
     ath_device *dev; /* NULL: hyper-parameters only, tensor shapes are checked but no weight is loaded */
     bool repack, check_tensors;
     ath_rope_overrides rope;
+    const ath_adapter_file *adapters; /* [n_adapters] low-rank adapters, added to what the weights give */
+    int n_adapters;
     const ath_log *log;
 } ath_model_params;
 
@@ -176,6 +183,7 @@ struct ath_loader {
     const ath_model_params *params;
     ath_model *model;
     char arch[64]; /* NUL-terminated name, prefix of keys */
+    bool **adapter_used; /* [n_adapters][tensors]; NULL: no adapters */
     ath_error *err;
     ath_status status;
 };
@@ -204,6 +212,15 @@ void ath_load_matrix(ath_loader *in, ath_weight *w, int64_t n_in, int64_t n_out,
                      const char *name, int il);
 /* A table of n_rows rows of n_embd values that rows are taken from: stays in the file's layout. */
 void ath_load_rows(ath_loader *in, ath_weight *w, int64_t n_embd, int64_t n_rows, const char *name);
+/* A matrix that was made: n_experts of n_out rows of n_in floats, which live as long as the model. */
+void ath_load_f32_matrix(ath_loader *in, ath_weight *w, const float *rows, int64_t n_in, int64_t n_out,
+                         int64_t n_experts, bool repack);
+/* Low-rank adapters (adapter.c). Begin checks their metadata; end refuses those that have a tensor that no weight took.
+ * Between them the loader gives each weight its adapters: w is rows row0 ... of the n_all of the tensor of that name;
+ * table: a table that rows are taken from. */
+void ath_load_begin_adapters(ath_loader *in);
+void ath_load_adapters(ath_loader *in, ath_weight *w, ath_str name, int64_t row0, int64_t n_all, bool table);
+void ath_load_end_adapters(ath_loader *in);
 /* Q, K, V and their optional biases from separate tensors or a fused attn_qkv; also wo and its bias. */
 void ath_load_attention(ath_loader *in, ath_layer *l, int il);
 /* Dense gate, up, down with optional biases; gate and up may be fused in ffn_up, gate first. */

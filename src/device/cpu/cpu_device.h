@@ -68,6 +68,8 @@ struct ath_device {
     ath_attn_kernels attn;
     ath_attn_scratch *attn_scratch;
     ath_mm_scratch mm;
+    float *adapter_scratch; /* [adapter_floats] op_adapter.c */
+    int64_t adapter_floats;
     ath_rope_cache rope[ATH_ROPE_CACHES];
     int rope_next; /* cache to overwrite */
     char description[96];
@@ -91,6 +93,11 @@ int64_t ath_mm_max_columns(const ath_device *dev, int64_t n_experts);
 /* Makes the scratch of matrix products large enough for w. weight.c */
 ath_status ath_mm_scratch_reserve(ath_device *dev, const ath_weight *w, ath_error *err);
 void ath_mm_scratch_free(ath_mm_scratch *s);
+
+/* out [rows][n_used][n_out] += what w's adapters add; arguments as in ath_op_matmul_experts, expert NULL: no experts.
+ * op_adapter.c */
+void ath_add_adapters(ath_device *dev, const ath_weight *w, float *out, const float *x, int x_slots,
+                      const int32_t *expert, int n_used, int64_t rows);
 
 /* fn on [begin, end) pieces of n items, so large that a piece's cost (units: about a nanosecond) pays for the
  * hand-out. */

@@ -209,6 +209,7 @@ void ath_op_matmul(ath_device *dev, const ath_weight *const *w, float *const *ou
         }
     }
     apply_scales(dev, w, out, n_w, NULL, rows);
+    for (int i = 0; i < n_w; i++) ath_add_adapters(dev, w[i], out[i], x, 1, NULL, 1, rows);
 }
 
 /* Counting sort of the pairs of n_rows rows by expert, in row order within an expert. */
@@ -239,4 +240,5 @@ void ath_op_matmul_experts(ath_device *dev, const ath_weight *const *w, float *c
         }
     }
     apply_scales(dev, w, out, n_w, expert, rows * n_used);
+    for (int i = 0; i < n_w; i++) ath_add_adapters(dev, w[i], out[i], x, x_slots, expert, n_used, rows);
 }
