@@ -1,5 +1,5 @@
 # The short way to the scripts: `make` builds into build/, `make test` is ./test, `make demo` is ./demo.
-.PHONY: all test demo clean check-peer check-memory check-speed
+.PHONY: all test demo clean check-peer check-memory check-speed check-versus curve
 
 all:
 	@. tools/setup.sh && ath_build build
@@ -20,8 +20,19 @@ GEMMA = .cache/models/gemma-3-270m-q4_k_m.gguf
 check-peer: check-tools $(SMOLLM2) $(GEMMA)
 	$(CHECK) bench/peer_logits.py --athanor $(ATHANOR) --text $(SHARED)/data/wikitext-2/wiki.test.raw $(SMOLLM2) $(GEMMA)
 
+# The models of the demo; then every row of the table, half an hour or more; then speed against depth, and its picture.
+VERSUS = $(CHECK) bench/versus.py --athanor $(ATHANOR) --peer $(SHARED)/bench/peer_bench.py
+CURVE_FLAGS ?=
 check-speed: check-tools $(SMOLLM2) $(GEMMA)
-	$(CHECK) bench/check_speed.py --athanor $(ATHANOR) --peer $(SHARED)/bench/peer_bench.py $(SMOLLM2) $(GEMMA)
+	$(VERSUS) --rows smollm2,gemma
+
+check-versus: check-tools $(SMOLLM2) $(GEMMA)
+	$(VERSUS) --all
+
+curve: check-tools
+	@. tools/setup.sh && ath_need_python .cache/plot bench/plot_requirements.txt
+	$(VERSUS) --curve qwen3-l4 --out bench/machines/curve.csv $(CURVE_FLAGS)
+	.cache/plot/bin/python bench/plot.py bench/machines/curve.csv -o docs/curve.svg
 
 check-memory: check-tools
 	$(CHECK) bench/check_memory.py --athanor $(ATHANOR) --make-model $(SHARED)/bench/make_model.py

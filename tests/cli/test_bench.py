@@ -1,6 +1,7 @@
 """athanor bench: what runs, what the forms of output hold, and what is refused. Speeds themselves are not judged here."""
 import csv
 import functools
+import importlib.util
 import io
 import json
 import re
@@ -8,6 +9,8 @@ import sqlite3
 import statistics
 
 import pytest
+
+from conftest import ROOT
 
 FIELDS = """build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch
 n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe split_mode main_gpu no_kv_offload flash_attn
@@ -177,3 +180,24 @@ def test_commands(bench, fails):
     assert len(a[1]["steps_ns"]) == 4 and all(x["ns"] > 0 for x in a[:4])
     assert "word and a number" in fails("--commands", input=b"pp\n") and "knows" in fails("--commands", input=b"go 1\n")
     assert "room for" in fails("--commands", "-p", 16, "-n", 4, input=b"pp 1000000\n")
+
+
+def test_table_of_versus():
+    """bench/versus.py: every row has a name of its own, a bar, an aim that is no easier, and what it needs."""
+    spec = importlib.util.spec_from_file_location("versus", ROOT / "bench/versus.py")
+    versus = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(versus)
+    rows = versus.rows()
+    assert len({r.name for r in rows}) == len(rows) > 35
+    for row in rows:
+        assert row.aim <= row.bar if row.below else row.aim >= row.bar, row.name
+        assert row.needs and all(n.engine.model in versus.MODELS for n in row.needs)
+        answers = {n: dict(ts=2.0, ns=1e9, steps_ns=[1, 2, 3], scratch_bytes=5, encode_ms=10.0, bytes_per_token=100) for n in row.needs}
+        for i, need in enumerate(row.needs):
+            answers[need]["ts"] += i
+        versus.bandwidths[1] = 1e9
+        assert row.value(answers.get) > 0
+    by_name = {r.name: r for r in rows}
+    ratio = by_name["qwen3-decode"]
+    speeds = dict(zip(ratio.needs, (60.0, 30.0, 40.0)))  # ours, llama.cpp with flash attention and without
+    assert ratio.value(lambda n: {"ts": speeds[n]}) == 1.5 and [n.engine.fa for n in ratio.needs[1:]] == [1, 0]
