@@ -13,6 +13,7 @@
 #include "base/threads.h"
 #include "codec/tensor_type.h"
 #include "device/attention_args.h"
+#include "device/recurrent_args.h"
 
 typedef struct ath_device ath_device;
 
@@ -103,6 +104,7 @@ void ath_op_rope(ath_device *dev, const ath_rope *rope, float *x, const int64_t 
 typedef enum ath_act {
     ATH_ACT_SILU,
     ATH_ACT_GELU_TANH,
+    ATH_ACT_SIGMOID,    /* gated alone */
     ATH_ACT_SWIGLU_OAI, /* gpt-oss, gated alone: g = min(gate, 7), u = clamp(up, -7, 7); g * sigmoid(1.702 g) * (u + 1) */
 } ath_act;
 /* gate = act(gate) * up, n values in all */
@@ -129,6 +131,9 @@ void ath_op_mix_experts(ath_device *dev, const float *x, const float *weight, in
 void ath_op_copy(ath_device *dev, float *dst, int64_t dst_stride, const float *src, int64_t src_stride, int64_t n,
                  int64_t count);
 void ath_op_attend(ath_device *dev, const ath_attn_args *args);
+/* Recurrent layers: see recurrent_args.h. */
+void ath_op_conv(ath_device *dev, const ath_conv_args *args);
+void ath_op_delta_rule(ath_device *dev, const ath_delta_args *args);
 
 typedef struct ath_encode_job { /* one side of one kv head of a full page */
     const ath_kv_layout *layout;

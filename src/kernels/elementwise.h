@@ -10,6 +10,7 @@ typedef void (*ath_gate_fn)(float *gate, const float *up, int64_t n);
 typedef struct ath_elementwise_kernels {
     ath_gate_fn gate_silu; /* x / (1 + exp(-x)) */
     ath_gate_fn gate_gelu; /* GELU in its tanh form: x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3))) */
+    ath_gate_fn gate_sigmoid; /* 1 / (1 + exp(-x)) */
     ath_gate_fn gate_swiglu_oai; /* g / (1 + exp(-1.702 g)) * (u + 1), g = min(gate, 7), u = clamp(up, -7, 7) */
 } ath_elementwise_kernels;
 

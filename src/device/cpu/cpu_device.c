@@ -64,6 +64,7 @@ static ath_status create_parts(ath_device *dev, const ath_device_params *params,
     ath_matmul_kernels_init(&dev->matmul, dev->cpu_flags);
     ath_elementwise_kernels_init(&dev->elementwise, dev->cpu_flags);
     ath_attn_kernels_init(&dev->attn, dev->cpu_flags);
+    dev->delta_rule = ath_delta_kernel(dev->cpu_flags);
     name_kernels(dev);
     describe(dev);
     return ATH_OK;

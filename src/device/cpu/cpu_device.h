@@ -4,6 +4,7 @@
 
 #include "device/device.h"
 #include "kernels/attention.h"
+#include "kernels/delta_rule.h"
 #include "kernels/elementwise.h"
 #include "kernels/matmul.h"
 
@@ -66,6 +67,7 @@ struct ath_device {
     ath_matmul_kernels matmul;
     ath_elementwise_kernels elementwise;
     ath_attn_kernels attn;
+    ath_delta_fn delta_rule;
     ath_attn_scratch *attn_scratch;
     ath_mm_scratch mm;
     float *adapter_scratch; /* [adapter_floats] op_adapter.c */

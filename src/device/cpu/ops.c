@@ -200,6 +200,7 @@ void ath_op_gate(ath_device *dev, ath_act act, float *gate, const float *up, int
     const ath_elementwise_kernels *k = &dev->elementwise;
     ath_gate_fn fn = act == ATH_ACT_SILU        ? k->gate_silu
                      : act == ATH_ACT_GELU_TANH ? k->gate_gelu
+                     : act == ATH_ACT_SIGMOID   ? k->gate_sigmoid
                                                 : k->gate_swiglu_oai;
     gate_run r = {fn, gate, up, n};
     ath_parallel_ranges(dev, gate_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK);

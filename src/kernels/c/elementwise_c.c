@@ -14,6 +14,10 @@ static void gate_gelu(float *gate, const float *up, int64_t n) {
     }
 }
 
+static void gate_sigmoid(float *gate, const float *up, int64_t n) {
+    for (int64_t i = 0; i < n; i++) gate[i] = 1.0f / (1.0f + ath_expf(-gate[i])) * up[i];
+}
+
 /* Comparisons that leave a NaN as it is. */
 static void gate_swiglu_oai(float *gate, const float *up, int64_t n) {
     const float limit = ATH_SWIGLU_LIMIT;
@@ -28,6 +32,7 @@ void ath_elementwise_kernels_c(ath_elementwise_kernels *k) {
     k->gate_swiglu_oai = gate_swiglu_oai;
     k->gate_silu = gate_silu;
     k->gate_gelu = gate_gelu;
+    k->gate_sigmoid = gate_sigmoid;
 }
 
 void ath_elementwise_kernels_init(ath_elementwise_kernels *k, uint32_t flags) {

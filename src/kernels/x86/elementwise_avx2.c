@@ -9,6 +9,11 @@ static __m256 silu(__m256 x) {
     return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), e));
 }
 
+static __m256 sigmoid(__m256 x) {
+    __m256 e = ath_exp_avx2(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)));
+    return _mm256_div_ps(_mm256_set1_ps(1.0f), _mm256_add_ps(_mm256_set1_ps(1.0f), e));
+}
+
 static __m256 gelu(__m256 x) {
     __m256 t = _mm256_fmadd_ps(_mm256_mul_ps(x, x), _mm256_set1_ps(ATH_GELU_B), _mm256_set1_ps(ATH_GELU_A));
     t = _mm256_mul_ps(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)), t);
@@ -54,6 +59,10 @@ static void gate_gelu(float *gate, const float *up, int64_t n) {
     gate_with(gelu, as_is, gate, up, n);
 }
 
+static void gate_sigmoid(float *gate, const float *up, int64_t n) {
+    gate_with(sigmoid, as_is, gate, up, n);
+}
+
 static void gate_swiglu_oai(float *gate, const float *up, int64_t n) {
     gate_with(swiglu_gate, swiglu_up, gate, up, n);
 }
@@ -61,5 +70,6 @@ static void gate_swiglu_oai(float *gate, const float *up, int64_t n) {
 void ath_elementwise_kernels_avx2(ath_elementwise_kernels *k) {
     k->gate_silu = gate_silu;
     k->gate_gelu = gate_gelu;
+    k->gate_sigmoid = gate_sigmoid;
     k->gate_swiglu_oai = gate_swiglu_oai;
 }

@@ -9,6 +9,11 @@ static __m512 silu(__m512 x) {
     return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
 }
 
+static __m512 sigmoid(__m512 x) {
+    __m512 e = ath_exp_avx512(_mm512_xor_ps(x, _mm512_set1_ps(-0.0f)));
+    return _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_add_ps(_mm512_set1_ps(1.0f), e));
+}
+
 static __m512 gelu(__m512 x) {
     __m512 t = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(ATH_GELU_B), _mm512_set1_ps(ATH_GELU_A));
     t = _mm512_mul_ps(_mm512_xor_ps(x, _mm512_set1_ps(-0.0f)), t);
@@ -54,6 +59,10 @@ static void gate_gelu(float *gate, const float *up, int64_t n) {
     gate_with(gelu, as_is, gate, up, n);
 }
 
+static void gate_sigmoid(float *gate, const float *up, int64_t n) {
+    gate_with(sigmoid, as_is, gate, up, n);
+}
+
 static void gate_swiglu_oai(float *gate, const float *up, int64_t n) {
     gate_with(swiglu_gate, swiglu_up, gate, up, n);
 }
@@ -61,5 +70,6 @@ static void gate_swiglu_oai(float *gate, const float *up, int64_t n) {
 void ath_elementwise_kernels_avx512(ath_elementwise_kernels *k) {
     k->gate_silu = gate_silu;
     k->gate_gelu = gate_gelu;
+    k->gate_sigmoid = gate_sigmoid;
     k->gate_swiglu_oai = gate_swiglu_oai;
 }
