@@ -9,6 +9,7 @@
 /* Bounds that keep every product below in 64 bits. */
 enum { MAX_LAYERS = 65536, MAX_KV_HEADS = 65536, MAX_SEQS = 65536 };
 #define MAX_CONTEXT ((int64_t)1 << 40)
+#define MAX_STATE   ((int64_t)1 << 32)
 
 static size_t tile_bytes(const ath_kv_place *place, int is_value) {
     return (size_t)place->n_kv_heads * (size_t)place->side[is_value].attn.layout.head_dim * ATH_PAGE_TOKENS *
@@ -74,11 +75,25 @@ static ath_status layer_init(ath_kv_shape *shape, int index, const ath_kv_params
                      err);
 }
 
+static ath_status state_init(ath_kv_shape *shape, int index, const ath_kv_params *params, ath_error *err) {
+    const ath_kv_layer *layer = &params->layers[index];
+    ath_kv_place *place = &shape->layers[index];
+    if (layer->n_state < 1 || layer->n_state > MAX_STATE)
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "layer %d: a state of %lld values is out of range", index,
+                        (long long)layer->n_state);
+    place->kind = ATH_KV_STATE;
+    place->state_at = shape->page_bytes[ATH_KV_STATE];
+    shape->page_bytes[ATH_KV_STATE] += ((size_t)layer->n_state * sizeof(float) + 63) / 64 * 64;
+    return ATH_OK;
+}
+
 static ath_status layers_init(ath_kv_shape *shape, const ath_kv_params *params, ath_error *err) {
     for (int i = 0; i < params->n_layers; i++)
         if (params->layers[i].store == ATH_KV_OWN) ATH_TRY(layer_init(shape, i, params, err));
     for (int i = 0; i < params->n_layers; i++)
         if (params->layers[i].store == ATH_KV_SHARED) ATH_TRY(share(shape, i, params, err));
+    for (int i = 0; i < params->n_layers; i++)
+        if (params->layers[i].store == ATH_KV_RECURRENT) ATH_TRY(state_init(shape, i, params, err));
     return ATH_OK;
 }
 
@@ -122,11 +137,14 @@ static int64_t not_negative(int64_t x) {
 int64_t ath_kv_first_read(const ath_kv_shape *shape, int kind, int64_t n) {
     if (kind == ATH_KV_WINDOWED) return not_negative(n - shape->max_window + 1) / ATH_PAGE_TOKENS;
     if (kind == ATH_KV_RECENT) return not_negative(n / ATH_PAGE_TOKENS - 1);
+    if (kind == ATH_KV_STATE) return not_negative(n - 1) / ATH_PAGE_TOKENS;
     return 0;
 }
 
 int64_t ath_kv_first_kept(const ath_kv_shape *shape, int kind, int64_t n) {
-    return ath_kv_first_read(shape, kind, not_negative(n - ATH_PAGE_TOKENS));
+    int64_t back = not_negative(n - ATH_PAGE_TOKENS);
+    if (shape->page_bytes[ATH_KV_STATE] > 0) back -= back % ATH_PAGE_TOKENS; /* where a rollback lands */
+    return ath_kv_first_read(shape, kind, back);
 }
 
 bool ath_kv_keeps(ath_kv_keeper *keeper, int64_t page, bool entry_after) {
@@ -148,7 +166,7 @@ static page_count count_pages(const ath_kv_shape *shape, int kind, int64_t n) {
     ath_kv_keeper keeper = ath_kv_keeper_init(shape, kind, n);
     int64_t own_from = keeper.first;
     for (int64_t i = ath_kv_pages_for(n) - 1; i >= 0; i--) {
-        bool entry_after = ath_kv_entry_is_due(shape, i + 1) && (i + 1) * ATH_PAGE_TOKENS <= n;
+        bool entry_after = ath_kv_entry_is_due(shape, i + 1, n) && (i + 1) * ATH_PAGE_TOKENS <= n;
         if (!ath_kv_keeps(&keeper, i, entry_after)) continue;
         if (i >= own_from)
             count.own++;
@@ -176,12 +194,15 @@ ath_status ath_kv_plan_init(ath_kv_plan *plan, const ath_kv_params *params, int6
     page_count full = count_pages(&shape, ATH_KV_FULL, n_tokens);
     page_count windowed = count_pages(&shape, ATH_KV_WINDOWED, n_tokens);
     page_count recent = count_pages(&shape, ATH_KV_RECENT, n_tokens);
+    page_count state = count_pages(&shape, ATH_KV_STATE, n_tokens);
     plan->bytes_pages = (size_t)full.own * shape.page_bytes[ATH_KV_FULL] +
                         (size_t)windowed.own * shape.page_bytes[ATH_KV_WINDOWED];
     plan->bytes_recent = (size_t)recent.own * shape.page_bytes[ATH_KV_RECENT];
     if (n_tokens > 0) plan->bytes_recent += shape.page_bytes[ATH_KV_SINKS];
+    if (n_tokens > 0) plan->bytes_state = (size_t)(state.own + 1) * shape.page_bytes[ATH_KV_STATE];
     plan->bytes_entries = (size_t)recent.entries * shape.page_bytes[ATH_KV_RECENT] +
-                          (size_t)windowed.entries * shape.page_bytes[ATH_KV_WINDOWED];
+                          (size_t)windowed.entries * shape.page_bytes[ATH_KV_WINDOWED] +
+                          (size_t)state.entries * shape.page_bytes[ATH_KV_STATE];
     ath_kv_shape_free(&shape);
     return ATH_OK;
 }
@@ -226,6 +247,7 @@ ath_status ath_kv_create(ath_kv **out, ath_device *dev, const ath_kv_params *par
         for (int kind = 0; kind < ATH_KV_KINDS; kind++)
             ath_page_pool_init(&kv->pool[kind], kv->shape.page_bytes[kind],
                                params->n_seqs * (ath_kv_table_size(kv, kind) + 1));
+        kv->pool[ATH_KV_STATE].overwritten = true;
         status = tables_init(kv, err);
     }
     if (status == ATH_OK) status = ath_kv_batch_init(kv, err);
@@ -249,12 +271,17 @@ void ath_kv_free(ath_kv *kv) {
     free(kv);
 }
 
+static ath_kv_type effective_type(const ath_kv *kv, int layer, int side) {
+    const ath_kv_place *place = &kv->shape.layers[layer];
+    return place->kind == ATH_KV_STATE ? ATH_KV_TYPE_COUNT : place->side[side].attn.layout.type;
+}
+
 ath_kv_type ath_kv_effective_k(const ath_kv *kv, int layer) {
-    return kv->shape.layers[layer].side[0].attn.layout.type;
+    return effective_type(kv, layer, 0);
 }
 
 ath_kv_type ath_kv_effective_v(const ath_kv *kv, int layer) {
-    return kv->shape.layers[layer].side[1].attn.layout.type;
+    return effective_type(kv, layer, 1);
 }
 
 /* ---- figures */
@@ -286,6 +313,7 @@ static page_count count_held(const ath_kv *kv, int kind) {
 void ath_kv_get_stats(const ath_kv *kv, ath_kv_stats *stats) {
     const size_t *bytes = kv->shape.page_bytes;
     page_count windowed = count_held(kv, ATH_KV_WINDOWED), recent = count_held(kv, ATH_KV_RECENT);
+    page_count state = count_held(kv, ATH_KV_STATE);
     *stats = (ath_kv_stats){.bytes_scratch = kv->bytes_scratch, .saturated = kv->saturated};
     for (int kind = ATH_KV_FULL; kind <= ATH_KV_WINDOWED; kind++) {
         stats->pages_in_use[kind] = kv->pool[kind].n_in_use;
@@ -295,8 +323,10 @@ void ath_kv_get_stats(const ath_kv *kv, ath_kv_stats *stats) {
                          (size_t)windowed.own * bytes[ATH_KV_WINDOWED];
     stats->bytes_recent = (size_t)recent.own * bytes[ATH_KV_RECENT] +
                           (size_t)kv->pool[ATH_KV_SINKS].n_in_use * bytes[ATH_KV_SINKS];
-    stats->bytes_entries =
-        (size_t)windowed.entries * bytes[ATH_KV_WINDOWED] + (size_t)recent.entries * bytes[ATH_KV_RECENT];
+    if (state.own > 0) stats->bytes_state = (size_t)(state.own + 1) * bytes[ATH_KV_STATE];
+    stats->bytes_entries = (size_t)windowed.entries * bytes[ATH_KV_WINDOWED] +
+                           (size_t)recent.entries * bytes[ATH_KV_RECENT] +
+                           (size_t)state.entries * bytes[ATH_KV_STATE];
 }
 
 const ath_attn_counters *ath_kv_counters(const ath_kv *kv, int layer) {

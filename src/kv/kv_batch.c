@@ -22,9 +22,11 @@ ath_status ath_kv_batch_init(ath_kv *kv, ath_error *err) {
     size_t n_seqs = (size_t)shape->n_seqs, n_segments = max_segments(shape);
     batch->parts = calloc(n_seqs, sizeof *batch->parts);
     batch->attn = calloc(n_seqs, sizeof *batch->attn);
+    batch->states = calloc(n_seqs, sizeof *batch->states);
+    batch->runs = calloc(n_segments, sizeof *batch->runs);
     batch->segments = calloc(n_segments, sizeof *batch->segments);
-    batch->jobs = calloc(n_segments * 2 * (size_t)shape->max_kv_heads, sizeof *batch->jobs);
-    bool ok = batch->parts && batch->attn && batch->segments && batch->jobs;
+    batch->jobs = calloc(n_segments * 2 * (size_t)shape->max_kv_heads + 1, sizeof *batch->jobs);
+    bool ok = batch->parts && batch->attn && batch->segments && batch->jobs && batch->states && batch->runs;
     /* Pages that are not kept after the batch lie wholly within it: n_ubatch / 128 at most. */
     size_t n_scratch = (size_t)(shape->n_ubatch / ATH_PAGE_TOKENS);
     for (int side = 0; side < 2 && ok; side++) {
@@ -43,6 +45,8 @@ void ath_kv_batch_free(ath_kv *kv) {
     ath_kv_batch *batch = &kv->batch;
     free(batch->parts);
     free(batch->attn);
+    free(batch->states);
+    free(batch->runs);
     free(batch->segments);
     free(batch->jobs);
     for (int side = 0; side < 2; side++) {
@@ -78,16 +82,15 @@ static ath_status check_batch(const ath_kv *kv, const ath_kv_rows *seqs, int n_s
     return ATH_OK;
 }
 
-/* Makes page `index` present and private to the sequence. */
+/* Makes page `index` present and private to the sequence. States are read while the new ones are written: always
+ * another page. */
 static bool own_page(ath_kv *kv, ath_kv_seq *seq, int kind, int64_t index) {
     ath_page *old = seq->page[kind][index];
-    if (old && old->refs == 1) return true;
+    if (old && old->refs == 1 && kind != ATH_KV_STATE) return true;
     ath_page *page = ath_page_take(&kv->pool[kind]);
     if (!page) return false;
-    if (old) {
-        memcpy(page->mem, old->mem, kv->pool[kind].page_bytes);
-        seq->replaced[kind] = old;
-    }
+    if (old && kind != ATH_KV_STATE) memcpy(page->mem, old->mem, kv->pool[kind].page_bytes);
+    if (old) seq->replaced[kind] = old;
     ath_kv_set_page(seq, kind, index, page);
     return true;
 }
@@ -95,12 +98,12 @@ static bool own_page(ath_kv *kv, ath_kv_seq *seq, int kind, int64_t index) {
 static bool own_pages(ath_kv *kv, ath_kv_part *part) {
     ath_kv_seq *seq = part->seq;
     int64_t end = seq->length + part->n_rows, first = seq->length / ATH_PAGE_TOKENS;
-    int64_t first_tile = ath_kv_first_kept(&kv->shape, ATH_KV_RECENT, end);
     for (int kind = 0; kind < ATH_KV_SINKS; kind++) {
         if (kv->shape.page_bytes[kind] == 0) continue;
+        int64_t first_kept = kind < ATH_KV_RECENT ? 0 : ath_kv_first_kept(&kv->shape, kind, end);
         for (int64_t i = first; i < ath_kv_pages_for(end); i++) {
-            bool wanted = kind != ATH_KV_RECENT || i >= first_tile || seq->page[kind][i] ||
-                          ath_kv_entry_is_due(&kv->shape, i + 1);
+            bool wanted = i >= first_kept || (kind == ATH_KV_RECENT && seq->page[kind][i]) ||
+                          ath_kv_entry_is_due(&kv->shape, i + 1, end);
             if (wanted && !own_page(kv, seq, kind, i)) return false;
         }
     }
@@ -263,6 +266,13 @@ static void append_task(void *arg, int64_t task, int thread) {
     if (counts.bad) atomic_fetch_add(&batch->n_bad, counts.bad);
 }
 
+/* The first layer that had bad values, and how many. */
+static void note_bad_layer(ath_kv_batch *batch, int layer) {
+    if (batch->n_bad == 0 || batch->bad_layer >= 0) return;
+    batch->bad_layer = layer;
+    batch->n_bad_layer = batch->n_bad;
+}
+
 static int64_t list_full_pages(ath_kv *kv, const ath_kv_place *place) {
     ath_kv_batch *batch = &kv->batch;
     int64_t n = 0;
@@ -295,10 +305,7 @@ void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v) {
         ath_device_parallel(kv->device, append_task, &job, n_tasks);
     else
         for (int64_t task = 0; task < n_tasks; task++) append_task(&job, task, 0);
-    if (batch->n_bad > 0 && batch->bad_layer < 0) {
-        batch->bad_layer = layer;
-        batch->n_bad_layer = batch->n_bad;
-    }
+    note_bad_layer(batch, layer);
     int64_t n_jobs = list_full_pages(kv, place);
     if (n_jobs > 0) ath_op_encode_pages(kv->device, batch->jobs, n_jobs);
     if (kv->losses) ath_kv_measure_jobs(kv, layer, n_jobs);
@@ -354,14 +361,75 @@ void ath_kv_attend(ath_kv *kv, int layer, ath_attn_args *args) {
     ath_op_attend(kv->device, args);
 }
 
+/* ---- states */
+/* Rows between pages of the kind STATE that this batch took make a run. */
+static int64_t list_runs(ath_kv *kv, const ath_kv_part *part, size_t state_at, ath_state_run *runs) {
+    const ath_kv_segment *segment = &kv->batch.segments[part->first_segment];
+    const ath_kv_seq *seq = part->seq;
+    const ath_page *before = seq->replaced[ATH_KV_STATE];
+    int64_t n_runs = 0, done = 0, first = segment->page;
+    bool took_first = segment->at == 0 || before;
+    if (!before && seq->length > 0) before = seq->page[ATH_KV_STATE][(seq->length - 1) / ATH_PAGE_TOKENS];
+    const float *from = before ? (const float *)(before->mem + state_at) : NULL;
+    for (int64_t n_rows = 0; done < part->n_rows; segment++) {
+        n_rows += segment->n_rows;
+        done += segment->n_rows;
+        const ath_page *page = seq->page[ATH_KV_STATE][segment->page];
+        if (!page || (segment->page == first && !took_first)) continue;
+        float *to = (float *)(page->mem + state_at);
+        runs[n_runs++] = (ath_state_run){n_rows, from, to};
+        from = to;
+        n_rows = 0;
+    }
+    return n_runs;
+}
+
+int ath_kv_states(ath_kv *kv, int layer, const ath_state_seq **seqs) {
+    ath_kv_batch *batch = &kv->batch;
+    ath_state_run *runs = batch->runs;
+    for (int p = 0; p < batch->n_parts; p++) {
+        const ath_kv_part *part = &batch->parts[p];
+        int64_t n = list_runs(kv, part, kv->shape.layers[layer].state_at, runs);
+        batch->states[p] = (ath_state_seq){batch->segments[part->first_segment].row0, runs, (int)n};
+        runs += n;
+    }
+    *seqs = batch->states;
+    return batch->n_parts;
+}
+
+typedef struct finite_run {
+    ath_kv_batch *batch;
+    const float *x;
+    int64_t n;
+} finite_run;
+
+static void count_bad(void *arg, int64_t task, int thread) {
+    (void)thread;
+    const finite_run *r = arg;
+    uint64_t n_bad = 0;
+    for (int64_t i = 0; i < r->n; i++) finite_or_zero(r->x[task * r->n + i], &n_bad);
+    if (n_bad) atomic_fetch_add(&r->batch->n_bad, n_bad);
+}
+
+void ath_kv_check_finite(ath_kv *kv, int layer, const float *x, int64_t n) {
+    finite_run r = {&kv->batch, x, n};
+    ath_device_parallel(kv->device, count_bad, &r, kv->batch.n_rows);
+    note_bad_layer(&kv->batch, layer);
+}
+
 /* ---- commit */
 static void advance(ath_kv *kv, ath_kv_seq *seq, int64_t n_rows) {
     const ath_kv_shape *shape = &kv->shape;
     int64_t old = seq->length;
     seq->length += n_rows;
-    for (int64_t b = old / ATH_PAGE_TOKENS + 1; b <= seq->length / ATH_PAGE_TOKENS; b++)
-        if (ath_kv_entry_is_due(shape, b)) seq->entry[b] = ATH_ENTRY_AUTO;
-    for (int kind = ATH_KV_WINDOWED; kind <= ATH_KV_RECENT; kind++) {
+    int64_t n_pages = seq->length / ATH_PAGE_TOKENS;
+    if (ath_kv_entry_distance(shape, old) != ath_kv_entry_distance(shape, seq->length))
+        for (int64_t b = 1; b <= n_pages; b++)
+            if (seq->entry[b] == ATH_ENTRY_AUTO && !ath_kv_entry_is_due(shape, b, seq->length))
+                seq->entry[b] = ATH_ENTRY_NONE;
+    for (int64_t b = old / ATH_PAGE_TOKENS + 1; b <= n_pages; b++)
+        if (ath_kv_entry_is_due(shape, b, seq->length)) seq->entry[b] = ATH_ENTRY_AUTO;
+    for (int kind = ATH_KV_WINDOWED; kind <= ATH_KV_STATE; kind++) {
         if (ath_kv_first_kept(shape, kind, old) == ath_kv_first_kept(shape, kind, seq->length)) continue;
         ath_kv_sweep(kv, seq);
         break;
@@ -378,7 +446,7 @@ ath_status ath_kv_commit(ath_kv *kv, ath_error *err) {
     if (batch->bad_layer >= 0) {
         undo(kv);
         return ATH_FAIL(err, ATH_ERR_FORMAT,
-                        "layer %d: %llu of the new values of K and V are NaN or infinite", batch->bad_layer,
+                        "layer %d: %llu of the new values are NaN or infinite", batch->bad_layer,
                         (unsigned long long)batch->n_bad_layer);
     }
     for (int p = 0; p < batch->n_parts; p++) advance(kv, batch->parts[p].seq, batch->parts[p].n_rows);

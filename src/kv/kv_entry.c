@@ -22,7 +22,7 @@ void ath_kv_drop_tail(ath_kv *kv, ath_kv_seq *seq, int64_t n) {
 }
 
 void ath_kv_sweep(ath_kv *kv, ath_kv_seq *seq) {
-    for (int kind = ATH_KV_WINDOWED; kind <= ATH_KV_RECENT; kind++) {
+    for (int kind = ATH_KV_WINDOWED; kind <= ATH_KV_STATE; kind++) {
         ath_kv_keeper keeper = ath_kv_keeper_init(&kv->shape, kind, seq->length);
         for (int64_t i = ath_kv_pages_for(seq->length) - 1; i >= 0; i--)
             if (!ath_kv_keeps(&keeper, i, seq->entry[i + 1])) ath_kv_drop_page(kv, seq, kind, i);
@@ -30,8 +30,10 @@ void ath_kv_sweep(ath_kv *kv, ath_kv_seq *seq) {
 }
 
 /* ---- where a sequence can be entered */
-/* Is everything there that rows at n and later read? */
-static bool can_enter(const ath_kv *kv, const ath_kv_seq *seq, int64_t n) {
+/* Is everything there that rows at n and later read? A state is that of a page's end, or of the sequence's. */
+bool ath_kv_can_enter(const ath_kv *kv, const ath_kv_seq *seq, int64_t n) {
+    bool state_at_end = n == seq->length || n % ATH_PAGE_TOKENS == 0;
+    if (kv->shape.page_bytes[ATH_KV_STATE] > 0 && !state_at_end) return false;
     for (int kind = 0; kind < ATH_KV_SINKS; kind++) {
         if (kv->shape.page_bytes[kind] == 0) continue;
         for (int64_t i = ath_kv_first_read(&kv->shape, kind, n); i < ath_kv_pages_for(n); i++)
@@ -44,7 +46,7 @@ int64_t ath_kv_entry_before(const ath_kv *kv, int seq_index, int64_t n) {
     const ath_kv_seq *seq = &kv->seqs[seq_index];
     if (n > seq->length) n = seq->length;
     if (n <= 0) return 0;
-    while (n > 0 && !can_enter(kv, seq, n)) n = (n - 1) / ATH_PAGE_TOKENS * ATH_PAGE_TOKENS;
+    while (n > 0 && !ath_kv_can_enter(kv, seq, n)) n = (n - 1) / ATH_PAGE_TOKENS * ATH_PAGE_TOKENS;
     return n;
 }
 

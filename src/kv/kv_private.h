@@ -1,9 +1,10 @@
 /* Inside of the KV cache: the shape that follows from the parameters, and sequences as tables of pages.
  *
- * Everything a sequence holds is a page of one of four kinds, counted by reference and copied when a shared
+ * Everything a sequence holds is a page of one of five kinds, counted by reference and copied when a shared
  * one is to be written: the cache's own pages of full-attention and of windowed layers, the f16 tiles of one
- * page index (all encoded sides of all layers), and the sinks. An entry point is then no copy: it is a flag
- * on a page boundary that says which pages are not to be given back. */
+ * page index (all encoded sides of all layers), the states of all recurrent layers after the tokens of one
+ * page index, and the sinks. An entry point is then no copy: it is a flag on a page boundary that says which
+ * pages are not to be given back. */
 #ifndef ATH_KV_PRIVATE_H
 #define ATH_KV_PRIVATE_H
 
@@ -16,9 +17,11 @@ enum {
     ATH_KV_FULL,     /* index = page index, one per 128 tokens */
     ATH_KV_WINDOWED, /* the same; given back behind the window */
     ATH_KV_RECENT,   /* f16 tiles of encoded sides, the same index; given back behind the rollback */
+    ATH_KV_STATE,    /* states after the last token of a page index, or the sequence's; kept as RECENT is */
     ATH_KV_SINKS,    /* index 0 alone */
     ATH_KV_KINDS,
     ATH_KV_MAX_MARKS = 8, /* explicit entry points of a sequence; the oldest one makes room */
+    ATH_KV_MAX_STATES = 8, /* automatic entry points that keep a state */
 };
 
 enum { ATH_ENTRY_NONE, ATH_ENTRY_AUTO, ATH_ENTRY_MARK };
@@ -33,11 +36,12 @@ typedef struct ath_kv_side {
 } ath_kv_side;
 
 typedef struct ath_kv_place { /* one layer; of a layer that shares: its source's */
-    int kind;                 /* ATH_KV_FULL or ATH_KV_WINDOWED */
+    int kind;                 /* ATH_KV_FULL, ATH_KV_WINDOWED or ATH_KV_STATE */
     bool shared;
     int n_kv_heads;
     int64_t window;
     ath_kv_side side[2];
+    size_t state_at; /* byte offset in pages of the kind STATE; recurrent layers only */
 } ath_kv_place;
 
 typedef struct ath_kv_shape {
@@ -58,9 +62,17 @@ void ath_kv_shape_free(ath_kv_shape *shape);
 static inline int64_t ath_kv_pages_for(int64_t n_tokens) {
     return (n_tokens + ATH_PAGE_TOKENS - 1) / ATH_PAGE_TOKENS;
 }
-/* Automatic entry point at the boundary after `boundary` pages? */
-static inline bool ath_kv_entry_is_due(const ath_kv_shape *shape, int64_t boundary) {
-    return shape->entry_every > 0 && boundary > 0 && boundary % shape->entry_every == 0;
+/* Pages between the automatic entry points of a sequence of n tokens: a multiple of entry_every. */
+static inline int64_t ath_kv_entry_distance(const ath_kv_shape *shape, int64_t n) {
+    int64_t distance = shape->entry_every;
+    if (distance == 0 || shape->page_bytes[ATH_KV_STATE] == 0) return distance;
+    while (n / ATH_PAGE_TOKENS / distance > ATH_KV_MAX_STATES) distance *= 2;
+    return distance;
+}
+/* Has a sequence of n tokens an automatic entry point at the boundary after `boundary` pages? */
+static inline bool ath_kv_entry_is_due(const ath_kv_shape *shape, int64_t boundary, int64_t n) {
+    int64_t distance = ath_kv_entry_distance(shape, n);
+    return distance > 0 && boundary > 0 && boundary % distance == 0;
 }
 /* First page that a row at position n can read; and that a sequence of length n keeps, for a rollback of 128
  * tokens. */
@@ -112,6 +124,8 @@ typedef struct ath_kv_batch {
     int64_t n_segments;
     ath_encode_job *jobs;
     ath_attn_seq *attn;         /* [n_seqs] */
+    ath_state_seq *states;      /* [n_seqs] */
+    ath_state_run *runs;        /* of all sequences, one per segment at most */
     const uint16_t **recent[2]; /* tile pointers that attn points into */
     uint8_t *scratch[2];        /* tiles of pages that lie within the chunk and are read in it alone */
     _Atomic uint64_t n_saturated, n_bad;
@@ -145,6 +159,9 @@ void ath_kv_drop_page(ath_kv *kv, ath_kv_seq *seq, int kind, int64_t index);
 void ath_kv_drop_tail(ath_kv *kv, ath_kv_seq *seq, int64_t n);
 /* Lets go what a sequence of this length doesn't keep. */
 void ath_kv_sweep(ath_kv *kv, ath_kv_seq *seq);
+
+/* Is everything there that rows at n <= length and later read? */
+bool ath_kv_can_enter(const ath_kv *kv, const ath_kv_seq *seq, int64_t n);
 
 /* Batch arrays; freed by ath_kv_free, also after a failure. */
 ath_status ath_kv_batch_init(ath_kv *kv, ath_error *err);

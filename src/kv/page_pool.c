@@ -61,7 +61,7 @@ ath_page *ath_page_take(ath_page_pool *pool) {
     if (!pool->free_list && !pool_grow(pool)) return NULL;
     ath_page *page = pool->free_list;
     pool->free_list = page->next_free;
-    if (page->used_before) memset(page->mem, 0, pool->page_bytes);
+    if (page->used_before && !pool->overwritten) memset(page->mem, 0, pool->page_bytes);
     page->used_before = true;
     page->next_free = NULL;
     page->refs = 1;

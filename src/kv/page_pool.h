@@ -1,6 +1,6 @@
 /* Reference-counted pages of one size. Memory comes in slabs when it is needed, up to a budget; a page that
  * nobody holds is used again. A page is all zero when it is handed out, so that no uninitialised value is
- * ever read, and ATH_PAGE_SLACK bytes after it may be read. Not thread-safe. */
+ * ever read (or was so once: see `overwritten`), and ATH_PAGE_SLACK bytes after it may be read. Not thread-safe. */
 #ifndef ATH_KV_PAGE_POOL_H
 #define ATH_KV_PAGE_POOL_H
 
@@ -18,6 +18,7 @@ typedef struct ath_page {
 typedef struct ath_page_pool {
     size_t page_bytes; /* slack included; multiple of 64; 0: a pool without pages */
     int64_t max_pages; /* the budget */
+    bool overwritten;  /* pages are written wholly before they are read: used ones are handed out as they are */
     int64_t n_pages;   /* in slabs */
     int64_t n_in_use;  /* held by somebody */
     int64_t n_shared;  /* held more than once */

@@ -218,7 +218,7 @@ static void check_pair(ath_kv_type type_k, ath_kv_type type_v) {
     static const int64_t windows[] = {0, 129, 130, 300};
     static const int64_t positions[] = {0, 3, 127, 128, 255, 256, 259, 383, 384, 500, 639, 640, 645, 651};
     ath_kv_layer layers[4];
-    for (int l = 0; l < 4; l++) layers[l] = (ath_kv_layer){1, 32, 64, windows[l], type_k, type_v, ATH_KV_OWN, 0};
+    for (int l = 0; l < 4; l++) layers[l] = (ath_kv_layer){1, 32, 64, windows[l], type_k, type_v, ATH_KV_OWN, 0, 0};
     engine *e = engine_new(layers, 4, 2, false, 0);
     run_to(e, 0, 640, 100);
     run_to(e, 0, 652, 1);
@@ -254,9 +254,9 @@ static void outputs_match_the_reference(void **state) {
 }
 
 /* ---- bitwise */
-static const ath_kv_layer three_layers[] = {{2, 32, 64, 0, ATH_KV_TURBO3, ATH_KV_TURBO3, ATH_KV_OWN, 0},
-                                            {1, 64, 32, 300, ATH_KV_TURBO4, ATH_KV_Q4_0, ATH_KV_OWN, 0},
-                                            {1, 32, 32, 20, ATH_KV_F32, ATH_KV_BF16, ATH_KV_OWN, 0}};
+static const ath_kv_layer three_layers[] = {{2, 32, 64, 0, ATH_KV_TURBO3, ATH_KV_TURBO3, ATH_KV_OWN, 0, 0},
+                                            {1, 64, 32, 300, ATH_KV_TURBO4, ATH_KV_Q4_0, ATH_KV_OWN, 0, 0},
+                                            {1, 32, 32, 20, ATH_KV_F32, ATH_KV_BF16, ATH_KV_OWN, 0, 0}};
 
 static void chunks_do_not_matter(void **state) {
     (void)state;
@@ -276,7 +276,7 @@ static void windowed_pages_equal_a_full_cache(void **state) {
     (void)state;
     static const int64_t windows[] = {16, 128, 129, 130, 300};
     for (int i = 0; i < 5; i++) {
-        ath_kv_layer layer = {1, 32, 32, windows[i], ATH_KV_TURBO3, ATH_KV_Q8_0, ATH_KV_OWN, 0};
+        ath_kv_layer layer = {1, 32, 32, windows[i], ATH_KV_TURBO3, ATH_KV_Q8_0, ATH_KV_OWN, 0, 0};
         engine *windowed = engine_new(&layer, 1, 1, false, 0), *full = engine_new(&layer, 1, 2, true, 3);
         for (int64_t end = 100; end <= 1400; end += 100) {
             engine *both[] = {windowed, full};
