@@ -131,7 +131,7 @@ static void add_candidates(ath_choices *out, const ath_engine *engine, const cha
 static bool plan_bytes(const ath_engine *engine, const ath_choice *c, int64_t n_ctx, int n_seqs,
                        uint64_t *bytes, ath_cache_plan *plan) {
     if (ath_engine_plan_cache(engine, c->type_k, c->type_v, n_ctx, plan, NULL) != ATH_OK) return false;
-    *bytes = ((uint64_t)plan->bytes_pages + plan->bytes_recent + plan->bytes_entries) * (uint64_t)n_seqs;
+    *bytes = ((uint64_t)plan->bytes_pages + plan->bytes_recent + plan->bytes_state + plan->bytes_entries) * (uint64_t)n_seqs;
     return true;
 }
 

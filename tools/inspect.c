@@ -143,7 +143,7 @@ static int64_t values_per_token(const ath_engine *e, int n_layers) {
 
 static bool same_cache(const ath_layer_info *a, const ath_layer_info *b) {
     return a->cache == b->cache && a->n_kv_heads == b->n_kv_heads && a->head_dim_k == b->head_dim_k &&
-           a->head_dim_v == b->head_dim_v && a->window == b->window;
+           a->head_dim_v == b->head_dim_v && a->window == b->window && a->state_bytes == b->state_bytes;
 }
 
 /* A line for each kind and shape of cache. */
@@ -159,6 +159,10 @@ static void print_layers(const ath_engine *e, int n_layers) {
         }
         if (n_before) continue;
         printf("  %d layer%s ", n, n == 1 ? "" : "s");
+        if (l.cache == ATH_LAYER_RECURRENT) {
+            printf("with a recurrent state of %.1f KiB\n", (double)l.state_bytes / 1024);
+            continue;
+        }
         if (l.cache == ATH_LAYER_SHARED)
             printf("that read the K and V of earlier ones");
         else if (l.cache == ATH_LAYER_WINDOW)
@@ -169,6 +173,16 @@ static void print_layers(const ath_engine *e, int n_layers) {
         if (l.head_dim_v != l.head_dim_k) printf(" (K), %d (V)", l.head_dim_v);
         printf(", %d KV head%s\n", l.n_kv_heads, l.n_kv_heads == 1 ? "" : "s");
     }
+}
+
+static size_t total_bytes(const ath_cache_plan *plan) {
+    return plan->bytes_pages + plan->bytes_recent + plan->bytes_state + plan->bytes_entries;
+}
+
+static bool has_states(const ath_engine *e, int n_layers) {
+    for (int il = 0; il < n_layers; il++)
+        if (ath_engine_layer(e, il).state_bytes) return true;
+    return false;
 }
 
 static void print_cache_row(const ath_engine *e, const char *type, int64_t values) {
@@ -183,8 +197,9 @@ static void print_cache_row(const ath_engine *e, const char *type, int64_t value
         if (!i)
             printf(" %10.1f %6.3f ", plan.bytes_per_token,
                    values ? 8 * plan.bytes_per_token / (double)values : 0.0);
-        printf("  %8.1f (%.1f, %.1f, %.1f)", mib(plan.bytes_pages + plan.bytes_recent + plan.bytes_entries),
-               mib(plan.bytes_pages), mib(plan.bytes_recent), mib(plan.bytes_entries));
+        printf("  %8.1f (%.1f, %.1f, ", mib(total_bytes(&plan)), mib(plan.bytes_pages), mib(plan.bytes_recent));
+        if (plan.bytes_state) printf("%.1f, ", mib(plan.bytes_state));
+        printf("%.1f)", mib(plan.bytes_entries));
     }
     printf("\n");
 }
@@ -199,7 +214,8 @@ static void print_cache(const ath_engine *e, const ath_engine_info *info) {
     int64_t values = values_per_token(e, info->n_layers);
     printf("\ncache:\n");
     print_layers(e, info->n_layers);
-    printf("  K and V of one type, one sequence; MiB in all (pages, f16 pages and sinks, entry points)\n");
+    printf("  K and V of one type, one sequence; MiB in all (pages, f16 pages and sinks, %sentry points)\n",
+           has_states(e, info->n_layers) ? "states, " : "");
     printf("  type       bytes/token  bits   at 8K                          at 32K                         at "
            "128K\n");
     for (int i = 0; ath_cache_type_name(i); i++) print_cache_row(e, ath_cache_type_name(i), values);
@@ -226,6 +242,7 @@ static cJSON *cache_row_json(const ath_engine *e, const char *type, int64_t valu
         cJSON_AddNumberToObject(at, "tokens", (double)plan_tokens[i]);
         cJSON_AddNumberToObject(at, "bytes_pages", (double)plan.bytes_pages);
         cJSON_AddNumberToObject(at, "bytes_recent", (double)plan.bytes_recent);
+        cJSON_AddNumberToObject(at, "bytes_state", (double)plan.bytes_state);
         cJSON_AddNumberToObject(at, "bytes_entries", (double)plan.bytes_entries);
         cJSON_AddItemToArray(plans, at);
     }
@@ -239,7 +256,7 @@ static void add_cache(cJSON *json, const ath_engine *e, const ath_engine_info *i
         cJSON_AddStringToObject(json, "no_cache", why);
         return;
     }
-    static const char *const kinds[] = {"full", "window", "shared"};
+    static const char *const kinds[] = {"full", "window", "shared", "recurrent"};
     int64_t values = values_per_token(e, info->n_layers);
     cJSON *layers = cJSON_AddArrayToObject(json, "layers"), *cache = cJSON_AddObjectToObject(json, "cache");
     for (int il = 0; il < info->n_layers; il++) {
@@ -251,6 +268,7 @@ static void add_cache(cJSON *json, const ath_engine *e, const ath_engine_info *i
         cJSON_AddNumberToObject(layer, "head_dim_k", l.head_dim_k);
         cJSON_AddNumberToObject(layer, "head_dim_v", l.head_dim_v);
         cJSON_AddNumberToObject(layer, "window", (double)l.window);
+        cJSON_AddNumberToObject(layer, "state_bytes", (double)l.state_bytes);
         cJSON_AddItemToArray(layers, layer);
     }
     for (int i = 0; ath_cache_type_name(i); i++)

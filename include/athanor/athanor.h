@@ -76,17 +76,19 @@ ath_engine_params ath_engine_params_default(void);
 ath_status ath_engine_open(ath_engine **out, const ath_engine_params *params, ath_error *err);
 void ath_engine_close(ath_engine **engine);
 
-typedef enum ath_layer_cache {                   /* what a layer keeps of the tokens */
-                               ATH_LAYER_FULL,   /* K and V of all of them */
-                               ATH_LAYER_WINDOW, /* K and V of those that its window reaches */
-                               ATH_LAYER_SHARED, /* nothing: it reads K and V of an earlier layer */
+typedef enum ath_layer_cache { /* what a layer keeps of the tokens */
+    ATH_LAYER_FULL,            /* K and V of all of them */
+    ATH_LAYER_WINDOW,          /* K and V of those that its window reaches */
+    ATH_LAYER_SHARED,          /* nothing: it reads K and V of an earlier layer */
+    ATH_LAYER_RECURRENT,       /* a state of one size, whatever their number */
 } ath_layer_cache;
 
 typedef struct ath_layer_info {
     ath_layer_cache cache;
-    int n_heads, n_kv_heads;
+    int n_heads, n_kv_heads; /* 0 without attention, as the next two */
     int head_dim_k, head_dim_v;
     int64_t window; /* sliding window in tokens, own included; 0: full attention */
+    size_t state_bytes; /* of one state of one sequence; 0 unless recurrent */
 } ath_layer_info;
 
 typedef struct ath_engine_info {
@@ -97,7 +99,7 @@ typedef struct ath_engine_info {
     int n_parts;              /* files */
     int n_threads, n_threads_batch, n_ubatch;
     int64_t n_vocab, n_ctx_train, n_embd, n_ff;
-    int n_layers, n_heads, n_kv_heads;
+    int n_layers, n_heads, n_kv_heads; /* heads: of the first layer with attention */
     uint64_t n_params;
     size_t file_bytes;        /* all parts */
     size_t weight_bytes;      /* resident: repacked copies, and what stays mapped */
@@ -158,6 +160,7 @@ typedef struct ath_cache_plan {
     double bytes_per_token_f16;   /* the same layers in f16 */
     size_t bytes_pages;           /* one sequence of n tokens */
     size_t bytes_recent;          /* f16 pages and sinks */
+    size_t bytes_state;           /* states of recurrent layers */
     size_t bytes_entries;         /* entry points */
 } ath_cache_plan;
 /* What one sequence of n_tokens takes with these types. ATH_ERR_UNSUPPORTED if the model's head size can't hold one:
@@ -211,8 +214,9 @@ const float *ath_session_logits(const ath_session *session, int seq);
 
 int64_t ath_session_length(const ath_session *session, int seq);
 int64_t ath_session_n_ctx(const ath_session *session);
-/* Keeps the first n tokens at most: exact within the last 128 tokens; else goes back to the nearest entry point. Returns
- * the new length: what is missing up to n must be evaluated again, and then gives the same bits as a cold run. */
+/* Keeps the first n tokens at most: exact within the last 128 tokens (in models with recurrent layers: at the multiple
+ * of 128 before n); else goes back to the nearest entry point. Returns the new length: what is missing up to n must be
+ * evaluated again, and then gives the same bits as a cold run. */
 int64_t ath_session_truncate(ath_session *session, int seq, int64_t n);
 /* Where truncate(n) would land, without doing it. */
 int64_t ath_session_entry_before(const ath_session *session, int seq, int64_t n);
@@ -221,6 +225,17 @@ int64_t ath_session_fork(ath_session *session, int dst, int src, int64_t n);
 /* Stores an entry point at the last page boundary: call it at the end of a prompt and of a turn. */
 ath_status ath_session_mark_entry(ath_session *session, int seq, ath_error *err);
 void ath_session_clear(ath_session *session, int seq);
+
+/* ---- a sequence as bytes, to go on with it later: here, in another session, or after the process has ended. The bytes
+ * hold the cache of its tokens, not the tokens and not their logits; they are as many as the sequence has pages (with
+ * what entry points keep), whatever n_ctx is. */
+size_t ath_session_state_size(const ath_session *session, int seq);
+/* Writes ath_session_state_size bytes into buf. ATH_ERR_ARGUMENT if cap is less than that. */
+ath_status ath_session_state_save(const ath_session *session, int seq, void *buf, size_t cap, ath_error *err);
+/* The sequence becomes the saved one: tokens that are appended get the bits that they would have had there. Needs the
+ * same model, cache types and build; what doesn't fit, or is damaged (checksums), is refused with the reason, and the
+ * sequence is empty then. */
+ath_status ath_session_state_load(ath_session *session, int seq, const void *buf, size_t size, ath_error *err);
 
 typedef struct ath_session_stats {
     char type_k[32], type_v[32];       /* effective */

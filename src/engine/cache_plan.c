@@ -88,7 +88,9 @@ ath_status ath_cache_layers(const ath_engine *e, const char *type_k, const char 
 
 uint64_t ath_available_memory(void) { return ath_memory_available(); }
 
-static size_t plan_total(const ath_kv_plan *plan) { return plan->bytes_pages + plan->bytes_recent + plan->bytes_entries; }
+static size_t plan_total(const ath_kv_plan *plan) {
+    return plan->bytes_pages + plan->bytes_recent + plan->bytes_state + plan->bytes_entries;
+}
 
 /* Largest multiple of 256 tokens whose cache in one type fits into `bytes`; 0 if the type can't hold the heads. */
 static int64_t largest_context(const ath_engine *e, const ath_kv_params *wanted, ath_kv_type type, uint64_t bytes) {
@@ -138,10 +140,14 @@ ath_status ath_cache_check_memory(const ath_engine *e, const ath_kv_params *para
 
 void ath_cache_describe(char *buf, size_t cap, int n_layers, ath_kv_type (*type)(const void *user, int layer),
                         const void *user) {
-    int count[ATH_KV_TYPE_COUNT] = {0}, main_type = 0;
+    int count[ATH_KV_TYPE_COUNT + 1] = {0}, main_type = 0; /* the last one: layers without K and V */
     for (int il = 0; il < n_layers; il++) count[type(user, il)]++;
     for (int t = 1; t < ATH_KV_TYPE_COUNT; t++)
         if (count[t] > count[main_type]) main_type = t;
+    if (count[ATH_KV_TYPE_COUNT] == n_layers) {
+        snprintf(buf, cap, "none");
+        return;
+    }
     size_t at = (size_t)snprintf(buf, cap, "%s", ath_kv_type_name((ath_kv_type)main_type));
     for (int t = 0; t < ATH_KV_TYPE_COUNT; t++)
         if (t != main_type && count[t] && at < cap)
@@ -150,12 +156,12 @@ void ath_cache_describe(char *buf, size_t cap, int n_layers, ath_kv_type (*type)
 
 static ath_kv_type stored_k(const void *layers, int il) {
     const ath_kv_layer *l = (const ath_kv_layer *)layers + il;
-    return ath_kv_stored_type(l->type_k, l->window);
+    return l->store == ATH_KV_RECURRENT ? ATH_KV_TYPE_COUNT : ath_kv_stored_type(l->type_k, l->window);
 }
 
 static ath_kv_type stored_v(const void *layers, int il) {
     const ath_kv_layer *l = (const ath_kv_layer *)layers + il;
-    return ath_kv_stored_type(l->type_v, l->window);
+    return l->store == ATH_KV_RECURRENT ? ATH_KV_TYPE_COUNT : ath_kv_stored_type(l->type_v, l->window);
 }
 
 ath_status ath_engine_plan_cache(const ath_engine *e, const char *type_k, const char *type_v, int64_t n_tokens,
@@ -178,6 +184,7 @@ ath_status ath_engine_plan_cache(const ath_engine *e, const char *type_k, const 
                                 .bytes_per_token_f16 = plan.bytes_per_token_f16,
                                 .bytes_pages = plan.bytes_pages,
                                 .bytes_recent = plan.bytes_recent,
+                                .bytes_state = plan.bytes_state,
                                 .bytes_entries = plan.bytes_entries};
         ath_cache_describe(out->type_k, sizeof out->type_k, n, stored_k, layers);
         ath_cache_describe(out->type_v, sizeof out->type_v, n, stored_v, layers);

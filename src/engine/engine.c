@@ -194,8 +194,10 @@ void ath_engine_get_info(const ath_engine *e, ath_engine_info *info) {
     info->n_embd = m->n_embd;
     info->n_ff = m->router.n_experts ? m->n_ff_expert : m->n_ff;
     info->n_layers = m->n_layers;
-    info->n_heads = m->layers[0].n_heads;
-    info->n_kv_heads = m->layers[0].n_kv_heads;
+    const ath_layer *l = m->layers;
+    while (!l->n_heads && l < m->layers + m->n_layers - 1) l++;
+    info->n_heads = l->n_heads;
+    info->n_kv_heads = l->n_kv_heads;
     info->n_params = m->n_params;
     info->weight_bytes = m->weight_bytes;
 }
@@ -203,14 +205,16 @@ void ath_engine_get_info(const ath_engine *e, ath_engine_info *info) {
 ath_layer_info ath_engine_layer(const ath_engine *e, int layer) {
     if (!e->model || layer < 0 || layer >= e->model->n_layers) return (ath_layer_info){0};
     const ath_layer *l = &e->model->layers[layer];
-    return (ath_layer_info){.cache = l->kv_layer != layer ? ATH_LAYER_SHARED
+    return (ath_layer_info){.cache = l->n_state           ? ATH_LAYER_RECURRENT
+                                     : l->kv_layer != layer ? ATH_LAYER_SHARED
                                      : l->window          ? ATH_LAYER_WINDOW
                                                           : ATH_LAYER_FULL,
                             .n_heads = l->n_heads,
                             .n_kv_heads = l->n_kv_heads,
                             .head_dim_k = l->head_dim_k,
                             .head_dim_v = l->head_dim_v,
-                            .window = l->window};
+                            .window = l->window,
+                            .state_bytes = (size_t)l->n_state * sizeof(float)};
 }
 
 const char *ath_known_architectures(void) { return ath_arch_names(); }

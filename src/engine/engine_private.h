@@ -21,6 +21,23 @@ struct ath_engine {
     const char *matmul_kernel;
 };
 
+struct ath_session {
+    ath_engine *engine;
+    ath_kv *kv;
+    ath_pass *pass;
+    int64_t n_ctx;
+    int n_seqs;
+    float *logits;     /* [n_seqs][n_vocab] of each sequence's last row */
+    bool *has_logits;  /* [n_seqs] */
+    float *chunk;      /* [LOGITS_CHUNK][n_vocab], taken when on_logits is first used */
+    int32_t *tokens;   /* [n_ubatch] of the present pass */
+    ath_kv_rows *rows; /* [n_seqs] */
+    ath_session_stats stats;
+    size_t bytes_at_ctx;
+};
+
+static inline bool ath_session_has(const ath_session *s, int seq) { return seq >= 0 && seq < s->n_seqs; }
+
 /* Milliseconds of a clock that never jumps. */
 double ath_now_ms(void);
 
@@ -29,7 +46,8 @@ ath_status ath_cache_layers(const ath_engine *engine, const char *type_k, const 
                             ath_kv_layer *layers, ath_error *err);
 /* Refuses a cache of n_seqs sequences of n_ctx tokens that would not fit beside `other` bytes. */
 ath_status ath_cache_check_memory(const ath_engine *engine, const ath_kv_params *params, size_t other, ath_error *err);
-/* "turbo3", or "turbo3 + f16 x5" when layers differ. type(user, layer). */
+/* "turbo3", or "turbo3 + f16 x5" when layers differ, "none" without any. type(user, layer): ATH_KV_TYPE_COUNT if the
+ * layer stores neither K nor V. */
 void ath_cache_describe(char *buf, size_t cap, int n_layers, ath_kv_type (*type)(const void *user, int layer),
                         const void *user);
 

@@ -7,21 +7,6 @@
 
 enum { LOGITS_CHUNK = 16 }; /* rows of logits computed at once for on_logits */
 
-struct ath_session {
-    ath_engine *engine;
-    ath_kv *kv;
-    ath_pass *pass;
-    int64_t n_ctx;
-    int n_seqs;
-    float *logits;     /* [n_seqs][n_vocab] of each sequence's last row */
-    bool *has_logits;  /* [n_seqs] */
-    float *chunk;      /* [LOGITS_CHUNK][n_vocab], taken when on_logits is first used */
-    int32_t *tokens;   /* [n_ubatch] of the present pass */
-    ath_kv_rows *rows; /* [n_seqs] */
-    ath_session_stats stats;
-    size_t bytes_at_ctx;
-};
-
 ath_session_params ath_session_params_default(void) {
     return (ath_session_params){.n_seqs = 1, .type_k = "f16", .type_v = "f16", .entry_every = 32};
 }
@@ -64,7 +49,7 @@ static ath_status create_cache(ath_session *s, const ath_session_params *p, ath_
     ATH_TRY(ath_cache_check_memory(e, &kp, other, err));
     ath_kv_plan plan;
     ATH_TRY(ath_kv_plan_init(&plan, &kp, s->n_ctx, err));
-    s->bytes_at_ctx = plan.bytes_pages + plan.bytes_recent + plan.bytes_entries;
+    s->bytes_at_ctx = plan.bytes_pages + plan.bytes_recent + plan.bytes_state + plan.bytes_entries;
     s->stats.bytes_per_token = plan.bytes_per_token;
     s->stats.bytes_per_token_f16 = plan.bytes_per_token_f16;
     return ath_kv_create(&s->kv, e->device, &kp, err);
@@ -233,34 +218,32 @@ const float *ath_session_logits(const ath_session *s, int seq) {
 
 /* ---- sequences */
 
-static bool known(const ath_session *s, int seq) { return seq >= 0 && seq < s->n_seqs; }
-
-int64_t ath_session_length(const ath_session *s, int seq) { return known(s, seq) ? ath_kv_length(s->kv, seq) : 0; }
+int64_t ath_session_length(const ath_session *s, int seq) { return ath_session_has(s, seq) ? ath_kv_length(s->kv, seq) : 0; }
 int64_t ath_session_n_ctx(const ath_session *s) { return s->n_ctx; }
 
 int64_t ath_session_truncate(ath_session *s, int seq, int64_t n) {
-    if (!known(s, seq)) return 0;
+    if (!ath_session_has(s, seq)) return 0;
     if (n < ath_kv_length(s->kv, seq)) s->has_logits[seq] = false;
     return ath_kv_truncate(s->kv, seq, n);
 }
 
 int64_t ath_session_entry_before(const ath_session *s, int seq, int64_t n) {
-    return known(s, seq) ? ath_kv_entry_before(s->kv, seq, n) : 0;
+    return ath_session_has(s, seq) ? ath_kv_entry_before(s->kv, seq, n) : 0;
 }
 
 int64_t ath_session_fork(ath_session *s, int dst, int src, int64_t n) {
-    if (!known(s, dst) || !known(s, src)) return 0;
+    if (!ath_session_has(s, dst) || !ath_session_has(s, src)) return 0;
     s->has_logits[dst] = false;
     return ath_kv_fork(s->kv, dst, src, n);
 }
 
 ath_status ath_session_mark_entry(ath_session *s, int seq, ath_error *err) {
-    if (!known(s, seq)) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "sequence %d does not exist", seq);
+    if (!ath_session_has(s, seq)) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "sequence %d does not exist", seq);
     return ath_kv_mark_entry(s->kv, seq, err);
 }
 
 void ath_session_clear(ath_session *s, int seq) {
-    if (!known(s, seq)) return;
+    if (!ath_session_has(s, seq)) return;
     s->has_logits[seq] = false;
     ath_kv_clear(s->kv, seq);
 }
@@ -297,7 +280,7 @@ void ath_session_get_stats(const ath_session *s, ath_session_stats *stats) {
     ath_kv_stats kv;
     ath_kv_get_stats(s->kv, &kv);
     stats->attention_kernel = ath_device_attention_kernel(s->engine->device);
-    stats->cache_bytes = kv.bytes_pages + kv.bytes_recent + kv.bytes_entries;
+    stats->cache_bytes = kv.bytes_pages + kv.bytes_recent + kv.bytes_state + kv.bytes_entries;
     stats->cache_bytes_at_ctx = s->bytes_at_ctx;
     stats->scratch_bytes = kv.bytes_scratch + ath_pass_bytes(s->engine->model, s->engine->n_ubatch);
     stats->saturated = kv.saturated;

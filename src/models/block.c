@@ -55,13 +55,25 @@ static void finish_heads(const ath_model *m, const ath_pass *p, const ath_layer 
     if (rope) ath_op_rope(p->dev, rope, x, p->pos, n_heads, l->head_dim_k, p->rows);
 }
 
+/* Gated queries come into scratch, and their gates behind them. */
+static float *gates_of(const ath_pass *p, const ath_layer *l) {
+    return p->scratch + p->rows * l->wq.n_out;
+}
+
+static void split_gates(const ath_pass *p, const ath_layer *l) {
+    int64_t hd = l->head_dim_k, n = p->rows * l->n_heads;
+    ath_op_copy(p->dev, p->q, hd, p->scratch, 2 * hd, hd, n);
+    ath_op_copy(p->dev, gates_of(p, l), hd, p->scratch + hd, 2 * hd, hd, n);
+}
+
 /* V is K's projection where it has no matrix. */
 static void project(const ath_pass *p, const ath_layer *l, const float *h, bool with_kv) {
     const ath_weight *w[] = {&l->wq, &l->wk, &l->wv};
-    float *out[] = {p->q, p->k, p->v};
+    float *out[] = {l->gated ? p->scratch : p->q, p->k, p->v};
     bool k_is_v = with_kv && !l->wv.data;
     ath_op_matmul(p->dev, w, out, !with_kv ? 1 : k_is_v ? 2 : 3, h, p->rows);
-    add_bias(p, p->q, l->bq, l->wq.n_out);
+    add_bias(p, out[0], l->bq, l->wq.n_out);
+    if (l->gated) split_gates(p, l);
     if (!with_kv) return;
     add_bias(p, p->k, l->bk, l->wk.n_out);
     add_bias(p, p->v, l->bv, l->wv.n_out);
@@ -76,7 +88,7 @@ void ath_block_qkv(const ath_model *m, ath_pass *p, int il, const float *h) {
     if (with_kv) finish_heads(m, p, l, p->k, l->k_norm, l->n_kv_heads);
     if (with_kv && m->v_norm)
         ath_op_rms_norm(p->dev, p->v, NULL, m->norm_eps, p->v, l->head_dim_v, l->n_kv_heads, p->rows);
-    if (m->attn_temperature != 0) scale_queries(m, p, l->wq.n_out);
+    if (m->attn_temperature != 0) scale_queries(m, p, (int64_t)l->n_heads * l->head_dim_k);
 }
 
 void ath_block_attention(const ath_model *m, ath_pass *p, int il) {
@@ -95,8 +107,13 @@ void ath_block_attention(const ath_model *m, ath_pass *p, int il) {
 
 void ath_block_attend(const ath_model *m, ath_pass *p, int il) {
     const ath_layer *l = &m->layers[il];
+    float *att = p->att;
     ath_block_attention(m, p, il);
-    product(p, &l->wo, p->att, p->proj);
+    if (l->gated) {
+        att = gates_of(p, l);
+        ath_op_gate(p->dev, ATH_ACT_SIGMOID, att, p->att, p->rows * l->n_heads * l->head_dim_v);
+    }
+    product(p, &l->wo, att, p->proj);
     add_bias(p, p->proj, l->bo, m->n_embd);
 }
 

@@ -11,8 +11,11 @@ void ath_model_kv_layers(const ath_model *m, ath_kv_layer *layers) {
                                     .head_dim_k = l->head_dim_k,
                                     .head_dim_v = l->head_dim_v,
                                     .window = l->window,
-                                    .store = l->kv_layer == il ? ATH_KV_OWN : ATH_KV_SHARED,
-                                    .source = l->kv_layer};
+                                    .store = l->n_state          ? ATH_KV_RECURRENT
+                                             : l->kv_layer == il ? ATH_KV_OWN
+                                                                 : ATH_KV_SHARED,
+                                    .source = l->kv_layer,
+                                    .n_state = l->n_state};
     }
 }
 

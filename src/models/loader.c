@@ -252,7 +252,7 @@ static void load_fused_qkv(ath_loader *in, ath_layer *l, const ath_gguf_tensor *
 
 void ath_load_attention(ath_loader *in, ath_layer *l, int il) {
     int64_t n_embd = in->model->n_embd;
-    int64_t n_q = (int64_t)l->n_heads * l->head_dim_k;
+    int64_t n_q = (int64_t)l->n_heads * l->head_dim_k * (l->gated ? 2 : 1);
     int64_t n_k = (int64_t)l->n_kv_heads * l->head_dim_k, n_v = (int64_t)l->n_kv_heads * l->head_dim_v;
     char name[128];
     const ath_gguf_tensor *fused = find(in, ATH_LOAD_OPTIONAL, "blk.%d.attn_qkv.weight", il, name);
@@ -422,6 +422,13 @@ void ath_load_deepseek_router(ath_loader *in, bool sigmoid) {
                       r->n_groups_used, r->n_groups, n_shared, r->n_used, r->n_experts);
 }
 
+void ath_load_feed_forward(ath_loader *in, ath_layer *l, int il) {
+    if (in->model->router.n_experts)
+        ath_load_experts(in, l, il);
+    else
+        ath_load_ffn(in, l, il);
+}
+
 void ath_load_parallel_layer(ath_loader *in, ath_layer *l, int il) {
     l->attn_norm = ath_load_norm(in, in->model->n_embd, "blk.%d.attn_norm", il);
     ath_load_attention(in, l, il);
@@ -433,10 +440,7 @@ void ath_load_layer(ath_loader *in, ath_layer *l, int il) {
     l->attn_norm = ath_load_norm(in, n_embd, "blk.%d.attn_norm", il);
     ath_load_attention(in, l, il);
     l->ffn_norm = ath_load_norm(in, n_embd, "blk.%d.ffn_norm", il);
-    if (in->model->router.n_experts)
-        ath_load_experts(in, l, il);
-    else
-        ath_load_ffn(in, l, il);
+    ath_load_feed_forward(in, l, il);
 }
 
 void ath_load_head_norms(ath_loader *in, ath_layer *l, int il) {

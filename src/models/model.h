@@ -42,6 +42,7 @@ typedef struct ath_ffn {
 typedef struct ath_layer {
     int n_heads, n_kv_heads, head_dim_k, head_dim_v;
     int kv_layer;        /* the layer whose K and V it reads: itself, or an earlier one */
+    int64_t n_state;     /* float32 values of a recurrent layer's state; 0: the layer has attention */
     int64_t n_ff;        /* width of a dense feed-forward */
     int64_t window;      /* tokens visible, own included; 0: all */
     const ath_rope *rope; /* into ath_model.rope; NULL: none */
@@ -50,6 +51,7 @@ typedef struct ath_layer {
     float *bq, *bk, *bv, *bo;
     float *q_norm, *k_norm;           /* [head_dim], or the whole projection (ath_model.qk_norm_whole) */
     float *sinks;                     /* [n_heads] */
+    bool gated;                       /* wq gives per head a query and then a gate: attention times sigmoid(gate) */
     ath_weight wo;                    /* [n_embd, n_heads*head_dim_v] */
     ath_norm post_attn_norm;          /* [n_embd] on the output of attention */
     ath_norm ffn_norm;                /* [n_embd] */
@@ -227,6 +229,8 @@ void ath_load_attention(ath_loader *in, ath_layer *l, int il);
 void ath_load_ffn(ath_loader *in, ath_layer *l, int il);
 /* Dense up and down with optional biases: no gate. */
 void ath_load_plain_ffn(ath_loader *in, ath_layer *l, int il);
+/* The experts where the model has a router, else the dense feed-forward. */
+void ath_load_feed_forward(ath_loader *in, ath_layer *l, int il);
 /* Router and expert tensors with optional biases, in all forms that files have (gate and up of all experts
  * apart or merged, a tensor for each expert); the shared expert where the model has one. */
 void ath_load_experts(ath_loader *in, ath_layer *l, int il);
@@ -274,10 +278,15 @@ void ath_layer_sequential(const ath_model *m, ath_pass *p, int il);
 void ath_layer_attention(const ath_model *m, ath_pass *p, int il); /* the first half of it */
 /*     x += attention(h) + feed_forward(h)                                  h = norm(x) */
 void ath_layer_parallel(const ath_model *m, ath_pass *p, int il);
+/* The layers of delta_net.c:
+ *     x += mixer(norm(x));   x += feed_forward(norm(x))                    mixer: gated DeltaNet or gated attention */
+void ath_layer_hybrid(const ath_model *m, ath_pass *p, int il);
 /* Weights of the usual layer: norms before attention and before a gated feed-forward, which may be experts. */
 void ath_load_layer(ath_loader *in, ath_layer *l, int il);
 /* The same with one norm, before both. */
 void ath_load_parallel_layer(ath_loader *in, ath_layer *l, int il);
+/* Keys and weights of all layers of a model that ath_layer_hybrid evaluates. grouped: see ath_delta_args. */
+void ath_load_hybrid(ath_loader *in, ath_model *m, bool grouped);
 /* One norm of head_dim for all heads of q, another for k. */
 void ath_load_head_norms(ath_loader *in, ath_layer *l, int il);
 /* Norms on the outputs of attention and feed-forward. */

@@ -26,6 +26,9 @@
     X(qwen2moe, "qwen2moe")                                                                                  \
     X(qwen3, "qwen3")                                                                                        \
     X(qwen3, "qwen3moe")                                                                                     \
+    X(qwen3next, "qwen3next")                                                                                \
+    X(qwen35, "qwen35")                                                                                      \
+    X(qwen35, "qwen35moe")                                                                                   \
     X(smollm3, "smollm3")                                                                                    \
     X(starcoder2, "starcoder2")
 

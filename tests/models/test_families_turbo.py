@@ -15,7 +15,8 @@ N_TOKENS = 1024
 WINDOW_16 = {"gemma2": 2, "gemma3": 6, "cohere2": 3, "gpt-oss": 1, "gpt-oss-mxfp4": 2, "gemma4": 4}  # layers that stay f16
 FAMILIES = ["llama", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "qwen3moe", "qwen2moe", "phi3", "phi3-longrope",
             "ministral3", "granite", "glm4", "smollm3", "olmo2", "starcoder2", "command-r", "cohere2", "gpt2", "gpt-oss",
-            "gpt-oss-mxfp4", "deepseek2", "deepseek3", "gemma4"]
+            "gpt-oss-mxfp4", "deepseek2", "deepseek3", "gemma4", "qwen35", "qwen35moe",
+            "qwen3next"]
 MAX_KLD = 0.5
 
 
