@@ -12,6 +12,7 @@
 
 #include "codec/trellis.h"
 #include "kernels/cpu_flags.h"
+#include "kernels/trellis_arm.h"
 #include "kernels/trellis_x86.h"
 
 enum { SEED = 20266, MAX_LANES = 32, KINDS = 6 };
@@ -62,7 +63,23 @@ static void compare_lane(const ath_turbo_code *code, const int16_t *x, int lanes
     assert_int_equal(squares, sum);
 }
 
+/* A strip by the version with so many lanes. */
+static void encode_strip(int lanes, const ath_turbo_code *code, const void *x, int n, void *words,
+                         int32_t *squares) {
 #if defined(__x86_64__)
+    if (lanes == ATH_TRELLIS_LANES_AVX512)
+        ath_trellis_strip_avx512(code, x, n, words, squares);
+    else
+        ath_trellis_strip_avx2(code, x, n, words, squares);
+#elif defined(__aarch64__)
+    assert_int_equal(lanes, ATH_TRELLIS_LANES_NEON);
+    ath_trellis_strip_neon(code, x, n, words, squares);
+#else
+    fail_msg("no version with %d lanes: %p %p %d %p %p", lanes, (const void *)code, x, n, words,
+             (void *)squares);
+#endif
+}
+
 static void check(int lanes) {
     static int16_t x[128 * MAX_LANES];
     static uint16_t words[128 * 4 / 16 * MAX_LANES];
@@ -72,23 +89,11 @@ static void check(int lanes) {
             for (int kind = 0; kind < KINDS; kind++) {
                 const ath_turbo_code *code = ath_turbo_code_of(type);
                 for (int i = 0; i < n * lanes; i++) x[i] = value(code, kind, i % lanes);
-                const void *in = x;
-                void *out = words;
-                if (lanes == ATH_TRELLIS_LANES_AVX512)
-                    ath_trellis_strip_avx512(code, in, n, out, squares);
-                else
-                    ath_trellis_strip_avx2(code, in, n, out, squares);
+                encode_strip(lanes, code, x, n, words, squares);
                 for (int lane = 0; lane < lanes; lane++)
                     compare_lane(code, x, lanes, lane, n, words, squares[lane]);
             }
 }
-#else
-static void check(int lanes) {
-    (void)lanes;
-    (void)value;
-    (void)compare_lane;
-}
-#endif
 
 static void test_avx2(void **state) {
     (void)state;
@@ -102,10 +107,17 @@ static void test_avx512(void **state) {
     check(ATH_TRELLIS_LANES_AVX512);
 }
 
+static void test_neon(void **state) {
+    (void)state;
+    if (!(ath_cpu_flags(~0u) & ATH_CPU_NEON)) skip();
+    check(ATH_TRELLIS_LANES_NEON);
+}
+
 int main(void) {
     char flags[64];
     ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
     printf("seed %d, CPU: %s\n", SEED, flags);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_avx2), cmocka_unit_test(test_avx512)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_avx2), cmocka_unit_test(test_avx512),
+                                       cmocka_unit_test(test_neon)};
     return cmocka_run_group_tests_name("trellis encoders", tests, NULL, NULL);
 }
