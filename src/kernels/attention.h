@@ -39,13 +39,15 @@ typedef struct ath_attn_kernels {
     float (*softmax)(float *scores, int lo, int hi, float *max, float *sum);
     /* scores[i] = cap * tanh(scores[i] / cap) for n values, a multiple of 16. */
     void (*softcap)(float *scores, int n, float cap);
-    /* Turbo pages. out, q: n of them. acc is in the rotated domain: ath_unrotate gives the output. */
+    /* Turbo pages. out, q: n of them. acc is in the rotated domain: ath_unrotate gives the output. next: a
+     * page of this layout that will be read soon, to be fetched into the cache on the way; NULL if there is
+     * none. */
     void (*turbo_query)(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n,
                         ath_turbo_query *out);
     void (*turbo_scores)(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
-                         int group0, int group1, float *scores);
+                         int group0, int group1, float *scores, const uint8_t *next);
     void (*turbo_accumulate)(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
-                             const float *weights, int n, float *acc);
+                             const float *weights, int n, float *acc, const uint8_t *next);
     void (*unrotate)(const ath_kv_layout *layout, float *x); /* ath_unrotate */
     /* ath_kv_decode_page and ath_kv_encode_page, with their bits. */
     void (*expand)(const ath_kv_layout *layout, const uint8_t *page, float *tile);

@@ -14,8 +14,8 @@ static inline float ath_sum_lanes(float *lanes) {
 void ath_turbo_query_c(const ath_kv_layout *layout, const uint8_t *page, const float *q, int n,
                        ath_turbo_query *out);
 void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
-                        int group0, int group1, float *scores);
+                        int group0, int group1, float *scores, const uint8_t *next);
 void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
-                            const float *weights, int n, float *acc);
+                            const float *weights, int n, float *acc, const uint8_t *next);
 
 #endif

@@ -26,7 +26,8 @@ static uint32_t detect(void) {
         flags |= ATH_CPU_AVX512;
     }
     if (__builtin_cpu_supports("avx512vnni")) flags |= ATH_CPU_AVX512_VNNI;
-    if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2"))
+    if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+        __builtin_cpu_supports("gfni"))
         flags |= ATH_CPU_AVX512_VBMI;
     return flags;
 }

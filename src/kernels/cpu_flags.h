@@ -9,7 +9,7 @@ enum {
     ATH_CPU_AVX2 = 1 << 0,        /* with FMA, F16C and BMI2 */
     ATH_CPU_AVX512 = 1 << 1,      /* F, BW, DQ, VL; implies AVX2 */
     ATH_CPU_AVX512_VNNI = 1 << 2, /* implies AVX512 */
-    ATH_CPU_AVX512_VBMI = 1 << 3, /* VBMI and VBMI2; implies AVX512 */
+    ATH_CPU_AVX512_VBMI = 1 << 3, /* VBMI, VBMI2 and GFNI; implies AVX512 */
     /* What files named *_avx512.c are compiled for: they may run only if all of these are there. */
     ATH_CPU_AVX512_ALL = ATH_CPU_AVX2 | ATH_CPU_AVX512 | ATH_CPU_AVX512_VNNI | ATH_CPU_AVX512_VBMI,
     ATH_CPU_NEON = 1 << 8,    /* every 64-bit ARM */

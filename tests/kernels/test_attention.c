@@ -1,5 +1,5 @@
-/* Attention kernels of every instruction set against plain C, bit for bit. --bench prints their speed
- * instead; --quick takes fewer shapes, for slow machines. */
+/* Attention kernels of every instruction set against plain C, bit for bit. --bench [decode|pages|prefill] prints their
+ * speed instead; --quick takes fewer shapes, for slow machines. */
 #include <setjmp.h>
 #include <math.h>
 #include <stdarg.h>
@@ -176,8 +176,8 @@ static void test_turbo_keys(void **state) {
                 same(want, got, sizeof want, "turbo_query", &k, dim, heads);
                 float a[HEADS * TOKENS] = {0}, b[HEADS * TOKENS] = {0};
                 for (int lo = 0; lo < 8; lo += 5) {
-                    c.turbo_scores(&layout, page, want, heads, lo, 8 - lo / 2, a);
-                    k.turbo_scores(&layout, page, want, heads, lo, 8 - lo / 2, b);
+                    c.turbo_scores(&layout, page, want, heads, lo, 8 - lo / 2, a, NULL);
+                    k.turbo_scores(&layout, page, want, heads, lo, 8 - lo / 2, b, lo ? page : NULL);
                     same(a, b, sizeof a, "turbo_scores", &k, dim, heads);
                 }
                 free(page);
@@ -202,8 +202,8 @@ static void test_turbo_values(void **state) {
                 memcpy(b, a, (size_t)(heads * dim) * sizeof *b);
                 for (int i = 0; i < heads * TOKENS; i++) w[i] = i / TOKENS == 1 ? 0 : w[i] * w[i];
                 for (int lo = 0; lo < 12; lo += 4) {
-                    c.turbo_accumulate(&layout, page, lo, TOKENS - 5 * lo, w, heads, a);
-                    k.turbo_accumulate(&layout, page, lo, TOKENS - 5 * lo, w, heads, b);
+                    c.turbo_accumulate(&layout, page, lo, TOKENS - 5 * lo, w, heads, a, NULL);
+                    k.turbo_accumulate(&layout, page, lo, TOKENS - 5 * lo, w, heads, b, lo ? page : NULL);
                     same(a, b, (size_t)(heads * dim) * sizeof *b, "turbo_accumulate", &k, dim, heads);
                 }
                 c.unrotate(&layout, a);
@@ -254,62 +254,120 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* One kv head of 16K tokens in as many pages as that takes for n_kv heads: decode as the device does it. The best of
- * short pieces, so that a busy machine disturbs it less. */
-enum { PIECE = 32 };
+/* Decode of one row over 16K tokens of 8 KV heads, as the device walks them: a page of memory holds K of all heads, then V
+ * of all, and a head's pages are read one after the other. More than a second-level cache holds, so the bytes come from
+ * where a model's would. Best and median of the heads' walks; then each kernel alone over one page, again and again. */
+enum { BENCH_PAGES = 128, BENCH_KV_HEADS = 8, BENCH_ROUNDS = 6 };
 
-static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int n_kv, int group, int dim) {
-    ath_kv_layout key = layout_of(type, dim, true), value = layout_of(type, dim, false);
-    int n = 128 * n_kv;
-    uint8_t *data = malloc((size_t)n * (key.bytes + value.bytes) + ATH_PAGE_SLACK);
-    uint8_t *one_key = random_page(&key), *one_value = random_page(&value);
-    float *q = normals((size_t)(group * dim)), *acc = calloc((size_t)(group * dim), sizeof *acc);
-    for (int i = 0; i < n; i++) {
-        memcpy(data + (size_t)i * (key.bytes + value.bytes), one_key, key.bytes);
-        memcpy(data + (size_t)i * (key.bytes + value.bytes) + key.bytes, one_value, value.bytes);
-    }
-    static ath_turbo_query queries[HEADS];
-    static float s[HEADS * TOKENS];
-    double best[5] = {1e9, 1e9, 1e9, 1e9, 1e9};
-    bool turbo = ath_kv_type_is_turbo(type);
-    for (int piece = 0; piece < 5 * n; piece += PIECE) {
-        double parts[5] = {0}, start = now();
-        for (int j = 0; j < PIECE; j++) {
-            const uint8_t *page = data + (size_t)((piece + j) % n) * (key.bytes + value.bytes);
-            double t0 = now();
-            if (turbo) k->turbo_query(&key, page, q, group, queries);
-            double t1 = now();
-            if (turbo)
-                k->turbo_scores(&key, page, queries, group, 0, 8, s);
-            else
-                k->scores[type](page, dim, 0, 8, q, group, s);
-            double t2 = now();
-            float max = -INFINITY, sum = 0;
-            for (int h = 0; h < group; h++) k->softmax(s + h * TOKENS, 0, TOKENS, &max, &sum);
-            double t3 = now();
-            if (turbo)
-                k->turbo_accumulate(&value, page + key.bytes, 0, TOKENS, s, group, acc);
-            else
-                k->accumulate[type](page + key.bytes, dim, 0, TOKENS, s, group, acc);
-            double t4 = now();
-            parts[1] += t1 - t0;
-            parts[2] += t2 - t1;
-            parts[3] += t3 - t2;
-            parts[4] += t4 - t3;
+typedef struct decode_bench {
+    const ath_attn_kernels *k;
+    ath_kv_type type;
+    ath_kv_layout key, value;
+    int group, dim;
+    size_t stride; /* of pages */
+    uint8_t *data;
+    float *q, *acc;
+    ath_turbo_query queries[HEADS];
+    float scores[HEADS * TOKENS], max[HEADS], sum[HEADS];
+} decode_bench;
+
+static uint8_t *normal_page(const ath_kv_layout *layout) {
+    size_t n = (size_t)layout->head_dim * TOKENS;
+    float *scratch = normals(n);
+    uint16_t *tile = malloc(n * sizeof *tile);
+    uint8_t *page = calloc(1, layout->bytes + ATH_PAGE_SLACK);
+    if (!tile || !page) abort();
+    for (size_t i = 0; i < n; i++) tile[i] = ath_f32_to_f16(scratch[i]);
+    ath_kv_encode_page(layout, tile, page, scratch);
+    free(tile);
+    free(scratch);
+    return page;
+}
+
+static decode_bench *decode_bench_new(const ath_attn_kernels *k, ath_kv_type type, int group, int dim) {
+    decode_bench *b = calloc(1, sizeof *b);
+    if (!b) abort();
+    *b = (decode_bench){.k = k, .type = type, .group = group, .dim = dim};
+    b->key = layout_of(type, dim, true);
+    b->value = layout_of(type, dim, false);
+    b->stride = (BENCH_KV_HEADS * (b->key.bytes + b->value.bytes) + 127) / 64 * 64;
+    b->data = malloc(BENCH_PAGES * b->stride);
+    b->q = normals((size_t)(group * dim));
+    b->acc = calloc((size_t)(group * dim), sizeof *b->acc);
+    uint8_t *key = normal_page(&b->key), *value = normal_page(&b->value);
+    if (!b->data || !b->acc) abort();
+    for (int i = 0; i < group * dim; i++) b->q[i] /= sqrtf((float)dim);
+    for (size_t p = 0; p < BENCH_PAGES; p++)
+        for (size_t h = 0; h < BENCH_KV_HEADS; h++) {
+            uint8_t *page = b->data + p * b->stride;
+            memcpy(page + h * b->key.bytes, key, b->key.bytes);
+            memcpy(page + BENCH_KV_HEADS * b->key.bytes + h * b->value.bytes, value, b->value.bytes);
         }
-        parts[0] = now() - start;
-        for (int i = 0; i < 5; i++) best[i] = parts[i] < best[i] ? parts[i] : best[i];
+    free(key);
+    free(value);
+    return b;
+}
+
+static void decode_bench_free(decode_bench *b) {
+    free(b->data);
+    free(b->q);
+    free(b->acc);
+    free(b);
+}
+
+enum { STAGE_QUERY = 1, STAGE_SCORES = 2, STAGE_SOFTMAX = 4, STAGE_VALUES = 8, STAGE_ALL = 15 };
+
+static void decode_stages(decode_bench *b, size_t p, size_t head, int stages) {
+    const ath_attn_kernels *k = b->k;
+    const uint8_t *page = b->data + p * b->stride, *key = page + head * b->key.bytes;
+    const uint8_t *value = page + BENCH_KV_HEADS * b->key.bytes + head * b->value.bytes;
+    size_t ahead = p + 1 < BENCH_PAGES ? b->stride : 0;
+    bool turbo = ath_kv_type_is_turbo(b->type);
+    if (turbo && stages & STAGE_QUERY) k->turbo_query(&b->key, key, b->q, b->group, b->queries);
+    if (turbo && stages & STAGE_SCORES)
+        k->turbo_scores(&b->key, key, b->queries, b->group, 0, 8, b->scores, key + ahead);
+    if (!turbo && stages & STAGE_SCORES) k->scores[b->type](key, b->dim, 0, 8, b->q, b->group, b->scores);
+    for (int h = 0; h < b->group && stages & STAGE_SOFTMAX; h++)
+        k->softmax(b->scores + h * TOKENS, 0, TOKENS, &b->max[h], &b->sum[h]);
+    if (turbo && stages & STAGE_VALUES)
+        k->turbo_accumulate(&b->value, value, 0, TOKENS, b->scores, b->group, b->acc, value + ahead);
+    if (!turbo && stages & STAGE_VALUES)
+        k->accumulate[b->type](value, b->dim, 0, TOKENS, b->scores, b->group, b->acc);
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int group, int dim) {
+    decode_bench *b = decode_bench_new(k, type, group, dim);
+    double walks[BENCH_ROUNDS * BENCH_KV_HEADS], stage[4];
+    for (int i = 0; i < BENCH_ROUNDS * BENCH_KV_HEADS; i++) {
+        for (int h = 0; h < group; h++) b->max[h] = -INFINITY, b->sum[h] = 0;
+        double start = now();
+        for (size_t p = 0; p < BENCH_PAGES; p++) decode_stages(b, p, (size_t)i % BENCH_KV_HEADS, STAGE_ALL);
+        walks[i] = (now() - start) / BENCH_PAGES;
     }
-    printf("decode  %-10s %-8s %2d/%d x %3d: %6.2f GB/s; ns per page: query %4.0f, scores %4.0f, softmax "
-           "%4.0f, values %4.0f\n",
-           ath_kv_type_name(type), k->isa, n_kv * group, n_kv, dim,
-           PIECE * (double)(key.bytes + value.bytes) / best[0] * 1e-9, best[1] / PIECE * 1e9,
-           best[2] / PIECE * 1e9, best[3] / PIECE * 1e9, best[4] / PIECE * 1e9);
-    free(data);
-    free(one_key);
-    free(one_value);
-    free(q);
-    free(acc);
+    qsort(walks, BENCH_ROUNDS * BENCH_KV_HEADS, sizeof *walks, by_size);
+    decode_stages(b, 0, 0, STAGE_ALL);
+    for (int s = 0; s < 4; s++) {
+        enum { TIMES = 50 };
+        stage[s] = 1e9;
+        for (int round = 0; round < 20; round++) {
+            double start = now();
+            for (int i = 0; i < TIMES; i++) decode_stages(b, 0, 0, 1 << s);
+            stage[s] = fmin(stage[s], (now() - start) / TIMES);
+        }
+    }
+    double bytes = (double)(b->key.bytes + b->value.bytes), best = walks[0],
+           median = walks[BENCH_ROUNDS * BENCH_KV_HEADS / 2];
+    printf("decode  %-10s %-8s %2d/%d x %3d: %6.2f GB/s (median %6.2f), %5.1f ns per token and KV head; ns per page: "
+           "query %4.0f, scores %4.0f, softmax %4.0f, values %4.0f\n",
+           ath_kv_type_name(type), k->isa, BENCH_KV_HEADS * group, BENCH_KV_HEADS, dim, bytes / best * 1e-9,
+           bytes / median * 1e-9, best / TOKENS * 1e9, stage[0] * 1e9, stage[1] * 1e9, stage[2] * 1e9,
+           stage[3] * 1e9);
+    decode_bench_free(b);
 }
 
 static void bench_pages(const ath_attn_kernels *k, ath_kv_type type, int dim) {
@@ -360,17 +418,24 @@ static void bench_prefill(const ath_attn_kernels *k, int dim) {
     free(acc);
 }
 
-static void bench(void) {
+static void bench_decodes(const ath_attn_kernels *k) {
+    for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
+        bench_decode(k, type, 2, 128);
+        bench_decode(k, type, 4, 64);
+    }
+    bench_decode(k, ATH_KV_F16, 2, 128);
+    bench_decode(k, ATH_KV_F16, 4, 64);
+}
+
+/* what: "decode", "pages", "prefill"; NULL: everything. */
+static void bench(const char *what) {
     for (int m = 0; m < N_MASKS; m++) {
         ath_attn_kernels k;
         ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
-        for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
-            bench_decode(&k, type, 8, 2, 128);
-            bench_decode(&k, type, 8, 4, 64);
-        }
-        bench_decode(&k, ATH_KV_F16, 8, 2, 128);
-        bench_decode(&k, ATH_KV_F16, 8, 4, 64);
-        for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) bench_pages(&k, type, 128);
+        if (!what || strcmp(what, "decode") == 0) bench_decodes(&k);
+        if (!what || strcmp(what, "pages") == 0)
+            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) bench_pages(&k, type, 128);
+        if (what && strcmp(what, "prefill") != 0) continue;
         bench_prefill(&k, 128);
         bench_prefill(&k, 64);
     }
@@ -379,7 +444,7 @@ static void bench(void) {
 int main(int argc, char **argv) {
     seed_state = SEED;
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
-        bench();
+        bench(argc > 2 ? argv[2] : NULL);
         return 0;
     }
     if (argc > 1 && strcmp(argv[1], "--quick") == 0) dim_step = 4;

@@ -14,7 +14,7 @@ enum {
     ATH_ATTN_VECTORS = 256,            /* query vectors (rows x heads) of a prefill task at most */
     ATH_ATTN_BLOCK = 12,               /* of them at a time against a page */
     ATH_ATTN_SPLITS = 32,              /* splits of the pages at most */
-    ATH_ATTN_MIN_SPLIT = 4,            /* pages of a split at least */
+    ATH_ATTN_MIN_SPLIT = 8,            /* pages of a split at least */
     ATH_ATTN_PARTIAL_FLOATS = 1 << 21, /* enough for one task's 16 heads, 32 splits, 2 x 1024 accumulators */
 };
 

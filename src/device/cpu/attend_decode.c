@@ -46,8 +46,9 @@ static float *partial_of(const decode_run *run, const decode_unit *unit, int spl
     return unit->partials + ((int64_t)split * unit->n_heads + head) * run->partial_size;
 }
 
-static void page_scores(const ath_attn_kernels *k, const ath_attn_view *view, int n, int lo, int hi,
-                        ath_attn_worker *s) {
+/* next: what will be read of the page after this one, or NULL. */
+static void page_scores(const ath_attn_kernels *k, const ath_attn_view *view, const uint8_t *next, int n,
+                        int lo, int hi, ath_attn_worker *s) {
     int head_dim = view->layout->head_dim, group0 = lo / 16, group1 = (hi + 15) / 16;
     if (ath_kv_type_is_raw(view->type)) {
         k->scores[view->type](view->data, head_dim, group0, group1, s->q, n, s->scores);
@@ -59,7 +60,7 @@ static void page_scores(const ath_attn_kernels *k, const ath_attn_view *view, in
         return;
     }
     k->turbo_query(view->layout, view->data, s->q, n, s->turbo);
-    k->turbo_scores(view->layout, view->data, s->turbo, n, group0, group1, s->scores);
+    k->turbo_scores(view->layout, view->data, s->turbo, n, group0, group1, s->scores, next);
     if (!view->sinks || lo >= ATH_SINK_TOKENS) return;
     ath_attn_sinks_to_tile(view->sinks, head_dim, s->k_tile); /* the group's other lanes are not used */
     k->scores[ATH_KV_F32](s->k_tile, head_dim, 0, 1, s->q, n, s->sink_scores);
@@ -69,8 +70,8 @@ static void page_scores(const ath_attn_kernels *k, const ath_attn_view *view, in
 }
 
 /* acc is [n][head_dim], plain or (rotated) for turbo pages. */
-static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, int n, int lo, int hi,
-                        float *acc, float *rotated, ath_attn_worker *s) {
+static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, const uint8_t *next, int n,
+                        int lo, int hi, float *acc, float *rotated, ath_attn_worker *s) {
     int head_dim = view->layout->head_dim;
     if (ath_kv_type_is_raw(view->type)) {
         k->accumulate[view->type](view->data, head_dim, lo, hi, s->scores, n, acc);
@@ -85,7 +86,14 @@ static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, in
         k->accumulate[ATH_KV_F16](view->sinks, head_dim, lo, ATH_SINK_TOKENS, s->scores, n, acc);
         lo = ATH_SINK_TOKENS;
     }
-    k->turbo_accumulate(view->layout, view->data, lo, hi, s->scores, n, rotated);
+    k->turbo_accumulate(view->layout, view->data, lo, hi, s->scores, n, rotated, next);
+}
+
+/* The page after this one, if it is read as it is stored: pages lie far apart, so that nothing but a hint
+ * brings them near in time. */
+static const uint8_t *page_after(const decode_run *run, const decode_unit *unit, bool key, int64_t page) {
+    if (page + 1 >= unit->range.own - 1) return NULL;
+    return ath_attn_view_of(run->args, unit->seq, key, unit->kv_head, page + 1, unit->range.own).data;
 }
 
 /* One page into the states and accumulators (plain, then rotated) of the unit's heads. */
@@ -100,7 +108,7 @@ static void decode_page(const decode_run *run, const decode_unit *unit, int64_t 
     float *rotated = acc + n * head_dim;
 
     ath_attn_view view = ath_attn_view_of(args, unit->seq, true, unit->kv_head, page, unit->range.own);
-    page_scores(k, &view, n, lo, hi, s);
+    page_scores(k, &view, page_after(run, unit, true, page), n, lo, hi, s);
     for (int i = 0; i < n; i++) {
         float *scores = s->scores + i * ATH_PAGE_TOKENS;
         if (args->softcap > 0.0f) k->softcap(scores, ATH_PAGE_TOKENS, args->softcap);
@@ -110,7 +118,7 @@ static void decode_page(const decode_run *run, const decode_unit *unit, int64_t 
         if (run->n_acc > head_dim) ath_attn_scale(rotated + i * head_dim, factor, head_dim);
     }
     view = ath_attn_view_of(args, unit->seq, false, unit->kv_head, page, unit->range.own);
-    page_values(k, &view, n, lo, hi, acc, rotated, s);
+    page_values(k, &view, page_after(run, unit, false, page), n, lo, hi, acc, rotated, s);
 }
 
 static void decode_split(void *arg, int64_t task, int thread) {

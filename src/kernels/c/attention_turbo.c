@@ -64,7 +64,8 @@ static float turbo_score(const ath_kv_layout *layout, const uint8_t *page, const
 }
 
 void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
-                        int group0, int group1, float *scores) {
+                        int group0, int group1, float *scores, const uint8_t *next) {
+    (void)next;
     for (int t = 16 * group0; t < 16 * group1; t++) {
         int8_t values[ATH_MAX_HEAD_DIM];
         for (int p = 0; p < layout->n_parts; p++)
@@ -92,7 +93,8 @@ static float quantise_weights(const uint16_t *norms, int lo, int hi, const float
 }
 
 void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
-                            const float *weights, int n, float *acc) {
+                            const float *weights, int n, float *acc, const uint8_t *next) {
+    (void)next;
     for (int p = 0; p < layout->n_parts; p++) {
         int dim = layout->part_dim[p];
         int8_t values[ATH_PAGE_TOKENS][128];

@@ -88,27 +88,35 @@ PLAIN_KERNELS(f32)
 PLAIN_KERNELS(f16)
 PLAIN_KERNELS(bf16)
 
+/* all: every token is visible. */
+ATH_INLINE float softmax_step(const bool all, float *scores, int lo, int hi, float *max, float *sum) {
+    __m512 x[8], top = _mm512_set1_ps(*max), lanes = _mm512_setzero_ps();
+    __mmask16 visible[8];
+    for (int g = 0; g < 8; g++) {
+        visible[g] = all ? 0xffff : ath_visible_avx512(g, lo, hi);
+        x[g] = _mm512_loadu_ps(scores + 16 * g);
+        top = _mm512_mask_max_ps(top, visible[g], x[g], top);
+    }
+    float m = _mm512_reduce_max_ps(top);
+    for (int g = 0; g < 8; g++) {
+        __m512 e = ath_exp_avx512(_mm512_sub_ps(x[g], _mm512_set1_ps(m)));
+        if (!all) e = _mm512_maskz_mov_ps(visible[g], e);
+        _mm512_storeu_ps(scores + 16 * g, e);
+        lanes = _mm512_add_ps(lanes, e);
+    }
+    float factor = m == *max ? 1.0f : ath_expf(*max - m);
+    *sum = *sum * factor + ath_sum_lanes_avx512(lanes);
+    *max = m;
+    return factor;
+}
+
 static float softmax(float *scores, int lo, int hi, float *max, float *sum) {
     if (lo >= hi) {
         memset(scores, 0, ATH_PAGE_TOKENS * sizeof *scores);
         return 1.0f;
     }
-    __m512 x[8], top = _mm512_set1_ps(*max), lanes = _mm512_setzero_ps();
-    for (int g = 0; g < 8; g++) {
-        x[g] = _mm512_loadu_ps(scores + 16 * g);
-        top = _mm512_mask_max_ps(top, ath_visible_avx512(g, lo, hi), x[g], top);
-    }
-    float m = _mm512_reduce_max_ps(top);
-    for (int g = 0; g < 8; g++) {
-        __m512 e = ath_exp_avx512(_mm512_sub_ps(x[g], _mm512_set1_ps(m)));
-        e = _mm512_maskz_mov_ps(ath_visible_avx512(g, lo, hi), e);
-        _mm512_storeu_ps(scores + 16 * g, e);
-        lanes = _mm512_add_ps(lanes, e);
-    }
-    float factor = ath_expf(*max - m);
-    *sum = *sum * factor + ath_sum_lanes_avx512(lanes);
-    *max = m;
-    return factor;
+    if (lo == 0 && hi == ATH_PAGE_TOKENS) return softmax_step(true, scores, lo, hi, max, sum);
+    return softmax_step(false, scores, lo, hi, max, sum);
 }
 
 static void softcap(float *scores, int n, float cap) {

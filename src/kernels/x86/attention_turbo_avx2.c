@@ -152,7 +152,8 @@ ATH_INLINE void scores_page(const ath_unpack_kind kind, const ath_kv_layout *lay
 }
 
 static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
-                         int group0, int group1, float *scores) {
+                         int group0, int group1, float *scores, const uint8_t *next) {
+    (void)next;
 #define SCORES(kind) scores_page(kind, layout, page, q, n, group0, group1, scores)
     ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), SCORES);
 #undef SCORES
@@ -234,7 +235,8 @@ ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *lay
 }
 
 static void turbo_accumulate(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
-                             const float *weights, int n, float *acc) {
+                             const float *weights, int n, float *acc, const uint8_t *next) {
+    (void)next;
     for (int i = 0; i < n; i += 3, weights += 3 * ATH_PAGE_TOKENS, acc += 3 * layout->head_dim) {
         int heads = n - i < 3 ? n - i : 3;
 #define VALUES(kind) values_page(kind, layout, page, lo, hi, weights, heads, acc)

@@ -12,8 +12,41 @@ ATH_INLINE int32_t load_4_bytes(const void *p) {
     return x;
 }
 
+/* Below it a reciprocal may overflow, and products with it must be clamped. */
+static const float LEAST_TOP = 1e-30f;
+
+/* 64 integers of at most 15 bits and a sign, in dwords, as bytes in order: integer = 256 * high + low. With
+ * half = 128 low is signed, with 0 unsigned. Returns four partial sums per lane... of all. */
+typedef struct byte_pair {
+    __m512i low, high;
+} byte_pair;
+
+ATH_INLINE byte_pair split_bytes(const __m512i *x, int half, __m512i *sum) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i low = _mm512_set1_epi16(0xff), up = _mm512_set1_epi16((short)half),
+                  one = _mm512_set1_epi16(1);
+    __m512i a = _mm512_packs_epi32(x[0], x[1]), b = _mm512_packs_epi32(x[2], x[3]);
+    *sum = _mm512_add_epi32(*sum, _mm512_add_epi32(_mm512_madd_epi16(a, one), _mm512_madd_epi16(b, one)));
+    byte_pair out;
+    out.low = _mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low));
+    out.low = _mm512_permutexvar_epi32(order, out.low);
+    a = _mm512_srai_epi16(_mm512_add_epi16(a, up), 8);
+    b = _mm512_srai_epi16(_mm512_add_epi16(b, up), 8);
+    out.high = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(a, b));
+    return out;
+}
+
+/* Up to 64 bytes to p: 16 * n_regs. */
+ATH_INLINE void store_bytes(void *p, __m512i x, const int n_regs) {
+    if (n_regs >= 4)
+        _mm512_storeu_si512(p, x);
+    else
+        _mm512_mask_storeu_epi8(p, ((__mmask64)1 << 16 * n_regs) - 1, x);
+}
+
 ATH_INLINE void query_part(const int n_regs, const float *x, const float *scales, float norm, int8_t *high,
                            int8_t *low, float *step, int32_t *sum) {
+    const float most = (float)ATH_QUERY_STEPS;
     __m512 v[8], amax = _mm512_setzero_ps();
     for (int i = 0; i < n_regs; i++)
         v[i] = _mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), _mm512_loadu_ps(scales + 16 * i));
@@ -23,17 +56,21 @@ ATH_INLINE void query_part(const int n_regs, const float *x, const float *scales
         amax = _mm512_max_ps(amax, _mm512_abs_ps(v[i]));
     }
     float top = _mm512_reduce_max_ps(amax);
-    const float most = (float)ATH_QUERY_STEPS;
     __m512 inverse = _mm512_set1_ps(top > 0.0f ? most / top : 0.0f);
-    __m512i total = _mm512_setzero_si512();
-    for (int i = 0; i < n_regs; i++) {
-        __m512 y = _mm512_min_ps(_mm512_mul_ps(v[i], inverse), _mm512_set1_ps(most));
-        __m512i integer = _mm512_cvtps_epi32(_mm512_max_ps(y, _mm512_set1_ps(-most)));
-        __m512i h = _mm512_srai_epi32(_mm512_add_epi32(integer, _mm512_set1_epi32(128)), 8);
-        total = _mm512_add_epi32(total, integer);
-        _mm_storeu_si128((__m128i *)(void *)(high + 16 * i), _mm512_cvtepi32_epi8(h));
-        __m512i l = _mm512_sub_epi32(integer, _mm512_slli_epi32(h, 8));
-        _mm_storeu_si128((__m128i *)(void *)(low + 16 * i), _mm512_cvtepi32_epi8(l));
+    for (int i = 0; i < n_regs; i++) v[i] = _mm512_mul_ps(v[i], inverse);
+    if (top < LEAST_TOP) {
+        for (int i = 0; i < n_regs; i++) {
+            v[i] = _mm512_min_ps(v[i], _mm512_set1_ps(most));
+            v[i] = _mm512_max_ps(v[i], _mm512_set1_ps(-most));
+        }
+    }
+    __m512i integers[8] = {_mm512_setzero_si512()}, total = _mm512_setzero_si512();
+    for (int i = 0; i < n_regs; i++) integers[i] = _mm512_cvtps_epi32(v[i]);
+    for (int i = n_regs; i < 4; i++) integers[i] = _mm512_setzero_si512();
+    for (int i = 0; i < n_regs; i += 4) {
+        byte_pair bytes = split_bytes(integers + i, 128, &total);
+        store_bytes(high + 16 * i, bytes.high, n_regs);
+        store_bytes(low + 16 * i, bytes.low, n_regs);
     }
     *step = top * (1.0f / (float)ATH_QUERY_STEPS);
     *sum = _mm512_reduce_add_epi32(total);
@@ -71,76 +108,138 @@ static void turbo_query(const ath_kv_layout *layout, const uint8_t *page, const 
     }
 }
 
-/* 64 values of 4 channels from c on, times n heads. */
-ATH_INLINE void scores_quad(const int n, __m512i values, const ath_turbo_query *q, int c, __m512i *high,
-                            __m512i *low) {
+/* The 128 bytes that lie `ahead` of p: more than a step of a loop reads, which makes up for tables at the
+ * page's end. */
+ATH_INLINE void prefetch_128(const uint8_t *p, intptr_t ahead) {
+    const char *at = (const char *)((uintptr_t)p + (uintptr_t)ahead);
+    _mm_prefetch(at, _MM_HINT_T0);
+    _mm_prefetch(at + 64, _MM_HINT_T0);
+}
+ATH_INLINE intptr_t distance(const uint8_t *page, const uint8_t *next) {
+    return next ? (intptr_t)((uintptr_t)next - (uintptr_t)page) : 0;
+}
+
+/* What scores read of a page, in one place. */
+typedef struct key_codes {
+    ath_unpack_avx512 unpack;
+    const ath_kv_layout *layout;
+    const uint8_t *planes, *norms; /* of the first group of 16 tokens and the first part */
+    int64_t group_bytes;           /* from its planes to those of the next 16 tokens */
+    int window_bytes;              /* of planes */
+    intptr_t ahead;                /* where the next page lies */
+} key_codes;
+
+/* Sums of high and low bytes, by group and head. */
+typedef struct score_sums {
+    __m512i high[2][4], low[2][4];
+} score_sums;
+
+/* 16 channels from c on of n_groups times 16 tokens, times n heads. n, n_groups and end (is it the end of a
+ * part?) are constants in each call. planes: of the channels; start: of the part. */
+ATH_INLINE void scores_step(const int n, const int n_groups, const ath_unpack_kind kind, const bool end,
+                            const key_codes *codes, const uint8_t *planes, const uint8_t *start,
+                            const ath_turbo_query *q, int c, score_sums *sums) {
+    const int windows = 4 / kind.quads;
     ATH_UNROLL
-    for (int h = 0; h < n; h++) {
-        high[h] = _mm512_dpbusd_epi32(high[h], values, _mm512_set1_epi32(load_4_bytes(q[h].high + c)));
-        low[h] = _mm512_dpbusd_epi32(low[h], values, _mm512_set1_epi32(load_4_bytes(q[h].low + c)));
+    for (int g = 0; g < n_groups; g++) prefetch_128(planes + g * codes->group_bytes, codes->ahead);
+    ATH_UNROLL
+    for (int w = 0; w < windows; w++, planes += codes->window_bytes) {
+        __m512i window[2];
+        ATH_UNROLL
+        for (int g = 0; g < n_groups; g++)
+            window[g] = kind.trellis && end && w == windows - 1
+                            ? ath_unpack_window_end_avx512(&codes->unpack, planes + g * codes->group_bytes,
+                                                           start + g * codes->group_bytes)
+                            : ath_unpack_window_avx512(&codes->unpack, planes + g * codes->group_bytes);
+        ATH_UNROLL
+        for (int i = 0; i < kind.quads; i++) {
+            const int at = c + 4 * (w * kind.quads + i);
+            __m512i values[2];
+            ATH_UNROLL
+            for (int g = 0; g < n_groups; g++)
+                values[g] = ath_unpack_avx512_look_up(&codes->unpack, kind, window[g], i);
+            ATH_UNROLL
+            for (int h = 0; h < n; h++) {
+                __m512i high = _mm512_set1_epi32(load_4_bytes(q[h].high + at)),
+                        low = _mm512_set1_epi32(load_4_bytes(q[h].low + at));
+                ATH_UNROLL
+                for (int g = 0; g < n_groups; g++) {
+                    ath_dot_avx512(&sums->high[g][h], values[g], high);
+                    ath_dot_avx512(&sums->low[g][h], values[g], low);
+                }
+            }
+        }
     }
 }
 
-/* 16 tokens against n heads, a constant where it is called. planes: those of the tokens; norms: of the first
- * part. */
-ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_unpack_avx512 *unpack,
-                             const ath_kv_layout *layout, const uint8_t *planes, const uint8_t *norms,
-                             const ath_turbo_query *q, float *scores) {
-    __m512 score[4];
-    int bytes = ath_kv_turbo_bits(layout->type) * kind.quads / 2; /* of a token's stream in a window */
-    for (int h = 0; h < n; h++) score[h] = _mm512_set1_ps(q[h].bias);
+/* Tokens from `group` on against n heads; n_groups times 16 of them. Both are constants where it is called:
+ * two groups share what they load of the queries, and hide the time that a sum takes. */
+ATH_INLINE void scores_groups(const int n, const int n_groups, const ath_unpack_kind kind,
+                              const key_codes *codes, int group, const ath_turbo_query *q, float *scores) {
+    const uint8_t *planes = codes->planes + group * codes->group_bytes;
+    const ath_kv_layout *layout = codes->layout;
+    __m512 score[2][4];
+    for (int g = 0; g < n_groups; g++)
+        for (int h = 0; h < n; h++) score[g][h] = _mm512_set1_ps(q[h].bias);
     for (int p = 0; p < layout->n_parts; p++) {
-        __m512i high[4], low[4];
-        for (int h = 0; h < n; h++) {
-            high[h] = _mm512_setzero_si512();
-            low[h] = _mm512_set1_epi32(-128 * q[h].sum[p]); /* values are table values + 128 */
-        }
+        score_sums sums;
+        for (int g = 0; g < n_groups; g++)
+            for (int h = 0; h < n; h++) {
+                sums.high[g][h] = _mm512_setzero_si512();
+                sums.low[g][h] = _mm512_set1_epi32(-128 * q[h].sum[p]); /* values are table values + 128 */
+            }
         const uint8_t *start = planes;
-        int c = layout->part_start[p], last = c + layout->part_dim[p] - 4 * kind.quads;
-        for (; c < last + !kind.trellis; c += 4 * kind.quads, planes += 16 * bytes) {
-            __m512i window = ath_unpack_window_avx512(unpack, planes);
-            for (int i = 0; i < kind.quads; i++)
-                scores_quad(n, ath_unpack_avx512_look_up(unpack, kind, window, i), q, c + 4 * i, high, low);
-        }
-        if (kind.trellis) {
-            __m512i window = ath_unpack_window_end_avx512(unpack, planes, start);
-            for (int i = 0; i < kind.quads; i++)
-                scores_quad(n, ath_unpack_avx512_look_up(unpack, kind, window, i), q, c + 4 * i, high, low);
-            planes += 16 * bytes;
-        }
-        __m512 norm = ath_load_bf16_avx512(norms + (size_t)p * ATH_PAGE_TOKENS * 2);
-        for (int h = 0; h < n; h++) {
-            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high[h], 8), low[h]));
-            score[h] = _mm512_fmadd_ps(_mm512_mul_ps(norm, _mm512_set1_ps(q[h].step[p])), dot, score[h]);
+        int c = layout->part_start[p], last = c + layout->part_dim[p] - 16;
+        int step_bytes = codes->window_bytes * 4 / kind.quads;
+        for (; c < last; c += 16, planes += step_bytes)
+            scores_step(n, n_groups, kind, false, codes, planes, start, q, c, &sums);
+        scores_step(n, n_groups, kind, true, codes, planes, start, q, c, &sums);
+        planes += step_bytes;
+        for (int g = 0; g < n_groups; g++) {
+            __m512 norm =
+                ath_load_bf16_avx512(codes->norms + 2 * (size_t)(p * ATH_PAGE_TOKENS + 16 * (group + g)));
+            for (int h = 0; h < n; h++) {
+                __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(sums.high[g][h], 8), sums.low[g][h]);
+                __m512 step = _mm512_mul_ps(norm, _mm512_set1_ps(q[h].step[p]));
+                score[g][h] = _mm512_fmadd_ps(step, _mm512_cvtepi32_ps(dot), score[g][h]);
+            }
         }
     }
-    for (int h = 0; h < n; h++) _mm512_storeu_ps(scores + h * ATH_PAGE_TOKENS, score[h]);
+    for (int g = 0; g < n_groups; g++)
+        for (int h = 0; h < n; h++)
+            _mm512_storeu_ps(scores + h * ATH_PAGE_TOKENS + 16 * (group + g), score[g][h]);
+}
+
+ATH_INLINE void scores_heads(const int n, const ath_unpack_kind kind, const key_codes *codes, int group0,
+                             int group1, const ath_turbo_query *q, float *scores) {
+    for (; group0 + 2 <= group1; group0 += 2) scores_groups(n, 2, kind, codes, group0, q, scores);
+    if (group0 < group1) scores_groups(n, 1, kind, codes, group0, q, scores);
 }
 
 ATH_INLINE void scores_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
-                            const ath_turbo_query *q, int n, int group0, int group1, float *scores) {
+                            const ath_turbo_query *q, int n, int group0, int group1, float *scores,
+                            const uint8_t *next) {
     const ath_turbo_code *code = ath_turbo_code_of(layout->type);
-    ath_unpack_avx512 unpack = ath_unpack_keys_avx512(code, kind, -128);
-    for (int g = group0; g < group1; g++) {
-        const uint8_t *planes = page + (size_t)g * (size_t)(layout->head_dim * 2 * code->k);
-        const uint8_t *norms = page + layout->norms_at + 32 * (size_t)g;
-        float *out = scores + 16 * g;
-        int h = 0;
-        for (; h + 4 <= n; h += 4)
-            scores_group(4, kind, &unpack, layout, planes, norms, q + h, out + h * ATH_PAGE_TOKENS);
-        out += h * ATH_PAGE_TOKENS;
-        if (n - h == 3)
-            scores_group(3, kind, &unpack, layout, planes, norms, q + h, out);
-        else if (n - h == 2)
-            scores_group(2, kind, &unpack, layout, planes, norms, q + h, out);
-        else if (n - h == 1)
-            scores_group(1, kind, &unpack, layout, planes, norms, q + h, out);
-    }
+    key_codes codes = {.unpack = ath_unpack_keys_avx512(code, kind, -128),
+                       .layout = layout,
+                       .planes = page,
+                       .norms = page + layout->norms_at,
+                       .group_bytes = (int64_t)layout->head_dim * 2 * code->k,
+                       .window_bytes = 8 * code->k * kind.quads,
+                       .ahead = distance(page, next)};
+    for (; n >= 4; n -= 4, q += 4, scores += 4 * ATH_PAGE_TOKENS)
+        scores_heads(4, kind, &codes, group0, group1, q, scores);
+    if (n == 3)
+        scores_heads(3, kind, &codes, group0, group1, q, scores);
+    else if (n == 2)
+        scores_heads(2, kind, &codes, group0, group1, q, scores);
+    else if (n == 1)
+        scores_heads(1, kind, &codes, group0, group1, q, scores);
 }
 
 static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
-                         int group0, int group1, float *scores) {
-#define SCORES(kind) scores_page(kind, layout, page, q, n, group0, group1, scores)
+                         int group0, int group1, float *scores, const uint8_t *next) {
+#define SCORES(kind) scores_page(kind, layout, page, q, n, group0, group1, scores, next)
     ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), SCORES);
 #undef SCORES
 }
@@ -152,30 +251,62 @@ typedef struct weight_bytes {
 } weight_bytes;
 
 static void quantise_weights(const uint8_t *norms, int lo, int hi, const float *weights, weight_bytes *out) {
-    __m512 w[8], max = _mm512_setzero_ps(), steps = _mm512_set1_ps((float)ATH_WEIGHT_STEPS);
+    const float steps = (float)ATH_WEIGHT_STEPS;
+    const bool all = lo == 0 && hi == ATH_PAGE_TOKENS;
+    __m512 w[8], max = _mm512_setzero_ps();
     for (int g = 0; g < 8; g++) {
-        __m512 norm = ath_load_bf16_avx512(norms + 32 * g);
-        w[g] = _mm512_maskz_mul_ps(ath_visible_avx512(g, lo, hi), _mm512_loadu_ps(weights + 16 * g), norm);
+        w[g] = _mm512_mul_ps(_mm512_loadu_ps(weights + 16 * g), ath_load_bf16_avx512(norms + 32 * g));
+        if (!all) w[g] = _mm512_maskz_mov_ps(ath_visible_avx512(g, lo, hi), w[g]);
         max = _mm512_max_ps(w[g], max);
     }
     float top = _mm512_reduce_max_ps(max);
-    __m512 inverse = _mm512_set1_ps(top > 0.0f ? (float)ATH_WEIGHT_STEPS / top : 0.0f);
-    for (int g = 0; g < 8; g++) {
-        __m512 x = _mm512_max_ps(_mm512_mul_ps(w[g], inverse), _mm512_setzero_ps());
-        __m512i code = _mm512_cvtps_epi32(_mm512_min_ps(x, steps));
-        _mm_storeu_si128((__m128i *)(void *)(out->low + 16 * g), _mm512_cvtepi32_epi8(code));
-        _mm_storeu_si128((__m128i *)(void *)(out->high + 16 * g),
-                         _mm512_cvtepi32_epi8(_mm512_srli_epi32(code, 8)));
+    __m512 inverse = _mm512_set1_ps(top > 0.0f ? steps / top : 0.0f);
+    for (int g = 0; g < 8; g++) w[g] = _mm512_max_ps(_mm512_mul_ps(w[g], inverse), _mm512_setzero_ps());
+    if (top < LEAST_TOP)
+        for (int g = 0; g < 8; g++) w[g] = _mm512_min_ps(w[g], _mm512_set1_ps(steps));
+    __m512i integers[8], unused = _mm512_setzero_si512();
+    for (int g = 0; g < 8; g++) integers[g] = _mm512_cvtps_epi32(w[g]);
+    for (int half = 0; half < 2; half++) {
+        byte_pair bytes = split_bytes(integers + 4 * half, 0, &unused);
+        _mm512_storeu_si512(out->low + 64 * half, bytes.low);
+        _mm512_storeu_si512(out->high + 64 * half, bytes.high);
     }
-    out->step = top * (1.0f / (float)ATH_WEIGHT_STEPS);
+    out->step = top * (1.0f / steps);
 }
 
 /* A page's codes as a part of V reads them. */
 typedef struct value_codes {
-    ath_unpack_avx512 unpack;
-    const uint8_t *part;       /* of the part's first 4 tokens */
-    int64_t row_bytes, window; /* bytes of 4 tokens; of 16 channels of them */
+    ath_unpack_avx512 narrow, wide; /* windows of 16 channels, of 32 */
+    const uint8_t *part;            /* of the part's first 4 tokens */
+    int64_t row_bytes, window;      /* bytes of 4 tokens; of 16 channels of them */
+    intptr_t ahead;                 /* where the next page lies */
 } value_codes;
+
+/* Values of 4 tokens: n_groups times 16 channels, of which pairs are interleaved if they are wide. at: of the
+ * first; start: of the part. */
+ATH_INLINE void values_row(const int n_groups, const ath_unpack_kind kind, const bool ends,
+                           const value_codes *codes, const uint8_t *at, const uint8_t *start,
+                           __m512i *values) {
+    const int step = kind.wide && n_groups > 1 ? 2 : 1;
+    const ath_unpack_avx512 *unpack = step == 2 ? &codes->wide : &codes->narrow;
+    ATH_UNROLL
+    for (int g = 0; g < n_groups; g += step) {
+        const uint8_t *from = at + g * codes->window;
+        __m512i window = kind.trellis && ends && g + step == n_groups
+                             ? ath_unpack_window_end_avx512(unpack, from, start)
+                             : ath_unpack_window_avx512(unpack, from);
+        ATH_UNROLL
+        for (int i = 0; i < step; i++) values[g + i] = ath_unpack_avx512_look_up(unpack, kind, window, i);
+    }
+}
+
+/* Sums of a pair of groups that were interleaved, in the order of channels. */
+ATH_INLINE void untangle(__m512i *sums) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
+    __m512i first = _mm512_permutex2var_epi32(sums[0], low, sums[1]);
+    sums[1] = _mm512_permutex2var_epi32(sums[0], _mm512_add_epi32(low, _mm512_set1_epi32(8)), sums[1]);
+    sums[0] = first;
+}
 
 /* n heads times n_groups groups of 16 channels, both constant where it is called, over all tokens. first: of
  * the groups; ends: whether the last of them is the part's last. */
@@ -187,30 +318,33 @@ ATH_INLINE void values_tile(const int n, const int n_groups, const ath_unpack_ki
         for (int g = 0; g < n_groups; g++) low[h][g] = high[h][g] = _mm512_setzero_si512();
     const uint8_t *start = codes->part;
     for (int t = 0; t < ATH_PAGE_TOKENS; t += 4, start += codes->row_bytes) {
+        __m512i values[4];
+        prefetch_128(start + first * codes->window, codes->ahead);
+        values_row(n_groups, kind, ends, codes, start + first * codes->window, start, values);
         ATH_UNROLL
-        for (int g = 0; g < n_groups; g++) {
-            const uint8_t *at = start + (first + g) * codes->window;
-            __m512i window = kind.trellis && ends && g == n_groups - 1
-                                 ? ath_unpack_window_end_avx512(&codes->unpack, at, start)
-                                 : ath_unpack_window_avx512(&codes->unpack, at);
-            __m512i values = ath_unpack_avx512_look_up(&codes->unpack, kind, window, 0);
+        for (int h = 0; h < n; h++) {
+            __m512i low_weights = _mm512_set1_epi32(load_4_bytes(w[h].low + t)),
+                    high_weights = _mm512_set1_epi32(load_4_bytes(w[h].high + t));
             ATH_UNROLL
-            for (int h = 0; h < n; h++) {
-                low[h][g] =
-                    _mm512_dpbusd_epi32(low[h][g], _mm512_set1_epi32(load_4_bytes(w[h].low + t)), values);
-                high[h][g] =
-                    _mm512_dpbusd_epi32(high[h][g], _mm512_set1_epi32(load_4_bytes(w[h].high + t)), values);
+            for (int g = 0; g < n_groups; g++) {
+                ath_dot_avx512(&low[h][g], low_weights, values[g]);
+                ath_dot_avx512(&high[h][g], high_weights, values[g]);
             }
         }
     }
     acc += 16 * first;
-    for (int h = 0; h < n; h++)
+    for (int h = 0; h < n; h++) {
+        __m512i dot[4];
+        for (int g = 0; g < n_groups; g++)
+            dot[g] = _mm512_add_epi32(_mm512_slli_epi32(high[h][g], 8), low[h][g]);
+        for (int g = 0; kind.wide && g + 2 <= n_groups; g += 2) untangle(dot + g);
         for (int g = 0; g < n_groups; g++) {
-            __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high[h][g], 8), low[h][g]);
             float *a = acc + h * acc_stride + 16 * g;
-            _mm512_storeu_ps(
-                a, _mm512_fmadd_ps(_mm512_set1_ps(w[h].step), _mm512_cvtepi32_ps(dot), _mm512_loadu_ps(a)));
+            __m512 sum =
+                _mm512_fmadd_ps(_mm512_set1_ps(w[h].step), _mm512_cvtepi32_ps(dot[g]), _mm512_loadu_ps(a));
+            _mm512_storeu_ps(a, sum);
         }
+    }
 }
 
 /* One part for n heads; acc: of its first channel. */
@@ -229,11 +363,14 @@ ATH_INLINE void values_part(const int n, const ath_unpack_kind kind, const value
 
 /* Up to 4 heads. */
 ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
-                            int lo, int hi, const float *weights, int n, float *acc) {
+                            int lo, int hi, const float *weights, int n, float *acc, const uint8_t *next) {
     const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     int64_t stride = layout->head_dim;
-    value_codes codes = {
-        .unpack = ath_unpack_values_avx512(code), .row_bytes = stride * code->k / 2, .window = 8 * code->k};
+    value_codes codes = {.narrow = ath_unpack_values_avx512(code, 16),
+                         .wide = ath_unpack_values_avx512(code, 32),
+                         .row_bytes = stride * code->k / 2,
+                         .window = 8 * code->k,
+                         .ahead = distance(page, next)};
     for (int p = 0; p < layout->n_parts; p++) {
         weight_bytes w[4];
         int dim = layout->part_dim[p];
@@ -253,10 +390,10 @@ ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *lay
 }
 
 static void turbo_accumulate(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
-                             const float *weights, int n, float *acc) {
+                             const float *weights, int n, float *acc, const uint8_t *next) {
     for (int i = 0; i < n; i += 4, weights += 4 * ATH_PAGE_TOKENS, acc += 4 * layout->head_dim) {
         int heads = n - i < 4 ? n - i : 4;
-#define VALUES(kind) values_page(kind, layout, page, lo, hi, weights, heads, acc)
+#define VALUES(kind) values_page(kind, layout, page, lo, hi, weights, heads, acc, next)
         ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), VALUES);
 #undef VALUES
     }

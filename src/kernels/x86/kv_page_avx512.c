@@ -111,7 +111,7 @@ ATH_INLINE void expand_keys(const ath_unpack_kind kind, const ath_kv_layout *lay
 
 ATH_INLINE void expand_values(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
                               float *tile) {
-    ath_unpack_avx512 unpack = ath_unpack_values_avx512(ath_turbo_code_of(layout->type));
+    ath_unpack_avx512 unpack = ath_unpack_values_avx512(ath_turbo_code_of(layout->type), 16);
     for (int p = 0; p < layout->n_parts; p++) {
         int dim = layout->part_dim[p];
         for (int t = 0; t < TOKENS; t += 4) {
