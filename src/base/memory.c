@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -51,3 +52,18 @@ static uint64_t address_space_available(void) {
 uint64_t ath_memory_available(void) {
     return least(meminfo_available(), least(group_available(), address_space_available()));
 }
+
+/* Maps one huge page more than asked for, and gives back what lies outside the aligned part. */
+void *ath_memory_map(size_t bytes) {
+    size_t all = bytes + ATH_HUGE_PAGE;
+    if (all < bytes) return NULL;
+    char *start = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) return NULL;
+    size_t before = (ATH_HUGE_PAGE - (uintptr_t)start % ATH_HUGE_PAGE) % ATH_HUGE_PAGE, after = ATH_HUGE_PAGE - before;
+    if (before) munmap(start, before);
+    if (after) munmap(start + before + bytes, after);
+    madvise(start + before, bytes, MADV_HUGEPAGE);
+    return start + before;
+}
+
+void ath_memory_unmap(void *memory, size_t bytes) { munmap(memory, bytes); }

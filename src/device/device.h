@@ -29,7 +29,7 @@ typedef struct ath_weight {
                            caller's */
     const struct ath_adapter *adapters; /* added to products, borrowed; NULL: none. The caller's */
     size_t row_bytes;
-    uint8_t *panels;      /* repacked copy, or NULL: data is used directly */
+    uint8_t *panels;      /* repacked copy, the device's; or NULL: data is used directly */
     size_t panel_bytes;   /* of the whole copy */
 } ath_weight;
 
@@ -61,7 +61,8 @@ const char *ath_device_describe(const ath_device *dev); /* "CPU, avx512 vnni vbm
 const char *ath_device_attention_kernel(const ath_device *dev); /* "avx512vbmi" */
 void ath_device_use_threads(ath_device *dev, bool prefill); /* chooses n_threads or n_threads_batch */
 
-/* ---- weights. repack: copy into the layout of the fastest kernel where that pays (types without such a layout stay). */
+/* ---- weights. repack: copy into the layout of the fastest kernel where that pays (types without such a layout stay).
+ * The copy lives as long as the device. */
 ath_status ath_device_weight_init(ath_device *dev, ath_weight *w, ath_tensor_type type, const void *data, int64_t n_in,
                                   int64_t n_out, int64_t n_experts, bool repack, ath_error *err);
 /* The same for experts that lie apart. */
@@ -70,7 +71,6 @@ ath_status ath_device_experts_init(ath_device *dev, ath_weight *w, ath_tensor_ty
                                    int64_t n_experts, bool repack, ath_error *err);
 /* Scratch for the products with w->adapters; before the first of them. */
 ath_status ath_device_adapters_reserve(ath_device *dev, const ath_weight *w, ath_error *err);
-void ath_device_weight_free(ath_weight *w);
 const char *ath_device_weight_kernel(const ath_device *dev, const ath_weight *w); /* "q4_k x int8, avx512vnni" */
 
 /* ---- ops */

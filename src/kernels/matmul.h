@@ -43,6 +43,7 @@ enum {
     ATH_TILE_MAX = 8,       /* columns of a quantised tile */
     ATH_TILE_MAX_FLOAT = 4, /* columns of a float tile */
     ATH_TILE_WIDTHS = 4,    /* 1, 2, 4, 8 */
+    ATH_PANEL_AHEAD = 4096, /* bytes that a kernel for one column fetches ahead, best of 512 to 8192 */
 };
 
 typedef enum ath_panel_format {

@@ -19,28 +19,28 @@ void ath_load_fail(ath_loader *in, ath_status code, const char *format, ...) {
 }
 
 /* One more thing that ends with the model; NULL after a failure. */
-static ath_owned *own(ath_loader *in) {
+static void **own(ath_loader *in) {
     ath_model *m = in->model;
     size_t n = m->n_owned;
     if (in->status != ATH_OK) return NULL;
     if ((n & (n - 1)) == 0) {
-        ath_owned *more = realloc(m->owned, (n ? 2 * n : 1) * sizeof *more);
+        void **more = realloc(m->owned, (n ? 2 * n : 1) * sizeof *more);
         if (!more) {
             ath_load_fail(in, ATH_ERR_NOMEM, "no memory for a model");
             return NULL;
         }
         m->owned = more;
     }
-    m->owned[m->n_owned++] = (ath_owned){0};
+    m->owned[m->n_owned++] = NULL;
     return &m->owned[n];
 }
 
 void *ath_load_alloc(ath_loader *in, size_t n, size_t size) {
-    ath_owned *owned = own(in);
+    void **owned = own(in);
     if (!owned) return NULL;
-    owned->memory = calloc(n, size);
-    if (!owned->memory) ath_load_fail(in, ATH_ERR_NOMEM, "no memory for %zu MiB of a model", n * size >> 20);
-    return owned->memory;
+    *owned = calloc(n, size);
+    if (!*owned) ath_load_fail(in, ATH_ERR_NOMEM, "no memory for %zu MiB of a model", n * size >> 20);
+    return *owned;
 }
 
 /* ---- keys */
@@ -164,10 +164,9 @@ static const float *load_scale(ath_loader *in, const ath_gguf_tensor *t, int64_t
 
 static void init_weight(ath_loader *in, ath_weight *w, const uint8_t *const *experts, bool repack) {
     ath_model *m = in->model;
-    ath_owned *owned = in->params->dev ? own(in) : NULL;
-    if (!owned) return;
-    const float *scale = w->scale;
     ath_device *dev = in->params->dev;
+    if (!dev) return;
+    const float *scale = w->scale;
     repack = repack && in->params->repack;
     in->status = experts ? ath_device_experts_init(dev, w, w->type, experts, w->n_in, w->n_out, w->n_experts,
                                                    repack, in->err)
@@ -181,7 +180,6 @@ static void init_weight(ath_loader *in, ath_weight *w, const uint8_t *const *exp
                       (unsigned long long)ath_memory_available() >> 20);
     }
     w->scale = scale;
-    owned->weight = *w;
     m->weight_bytes += w->panels ? w->panel_bytes : (size_t)(w->n_out * w->n_experts) * w->row_bytes;
 }
 
@@ -609,10 +607,7 @@ ath_status ath_model_load(ath_model **out, const ath_gguf *gguf, const ath_model
 
 void ath_model_free(ath_model *m) {
     if (!m) return;
-    for (size_t i = 0; i < m->n_owned; i++) {
-        ath_device_weight_free(&m->owned[i].weight);
-        free(m->owned[i].memory);
-    }
+    for (size_t i = 0; i < m->n_owned; i++) free(m->owned[i]);
     free(m->owned);
     free(m);
 }

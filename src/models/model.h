@@ -68,11 +68,6 @@ typedef struct ath_layer {
  * longer than the original one. */
 enum { ATH_ROPE_FULL, ATH_ROPE_WINDOW, ATH_ROPE_LONG, ATH_ROPE_KINDS };
 
-typedef struct ath_owned { /* ends with the model */
-    void *memory;
-    ath_weight weight;
-} ath_owned;
-
 struct ath_model {
     const ath_arch *arch;
     const ath_gguf *gguf; /* borrowed; its map holds what was not repacked */
@@ -107,7 +102,7 @@ struct ath_model {
     void *own; /* the architecture's: what no other one has (ath_load_alloc) */
     uint64_t n_params;
     size_t weight_bytes;  /* resident: repacked copies plus mapped tensors that are used from the map */
-    ath_owned *owned;     /* room for a power of two of them */
+    void **owned;         /* memory that ends with the model; room for a power of two of them */
     size_t n_owned;
 };
 

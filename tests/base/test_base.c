@@ -12,6 +12,7 @@
 
 #include "base/half.h"
 #include "base/mapfile.h"
+#include "base/memory.h"
 #include "base/threads.h"
 
 static void f16_round_trip_is_exact(void **state) {
@@ -96,11 +97,24 @@ static void mapfile_names_the_path(void **state) {
     ath_mapfile_close(&map);
 }
 
+static void mapped_memory_is_aligned(void **unused) {
+    (void)unused;
+    size_t bytes = 3 * ATH_HUGE_PAGE;
+    unsigned char *p = ath_memory_map(bytes);
+    assert_non_null(p);
+    assert_int_equal((uintptr_t)p % ATH_HUGE_PAGE, 0);
+    assert_int_equal(p[0] | p[bytes / 2] | p[bytes - 1], 0);
+    p[0] = p[bytes - 1] = 1;
+    ath_memory_unmap(p, bytes);
+    assert_null(ath_memory_map(SIZE_MAX / ATH_HUGE_PAGE * ATH_HUGE_PAGE)); /* its size wraps round */
+    assert_null(ath_memory_map((size_t)1 << 60));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f16_round_trip_is_exact),      cmocka_unit_test(f16_rounds_to_nearest_even),
         cmocka_unit_test(bf16_rounds_to_nearest_even),  cmocka_unit_test(threads_run_every_task_once),
-        cmocka_unit_test(mapfile_names_the_path),
+        cmocka_unit_test(mapfile_names_the_path),       cmocka_unit_test(mapped_memory_is_aligned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -71,7 +71,6 @@ static void check_type(ath_device *const *devs, int n_devs, ath_tensor_type type
         ath_op_matmul(devs[0], &list, &at, 1, x + r * n_in, 1);
         for (int i = 0; i < N_OUT; i++) assert_true(isfinite(at[i]));
     }
-    ath_device_weight_free(&w);
     for (int d = 0; d < n_devs; d++) {
         for (int repack = 0; repack < 2; repack++) {
             init_weight(devs[d], &w, type, data, n_in, N_OUT, 1, repack);
@@ -83,7 +82,6 @@ static void check_type(ath_device *const *devs, int n_devs, ath_tensor_type type
                              ath_device_weight_kernel(devs[d], &w), repack, ath_device_describe(devs[d]),
                              (int)rows);
             }
-            ath_device_weight_free(&w);
         }
     }
     free(data), free(x), free(out), free(expected);
@@ -122,7 +120,6 @@ static void test_matmul_mixed(void **unused) {
     for (int i = 0; i < N; i++) {
         ath_op_matmul(dev, &list[i], &alone, 1, x, N_ROWS);
         assert_memory_equal(out[i], alone, (size_t)(N_ROWS * (N_OUT - i)) * sizeof *alone);
-        ath_device_weight_free(&w[i]);
         free(data[i]), free(out[i]);
     }
     free(alone), free(x);
@@ -153,8 +150,6 @@ static void check_experts(ath_tensor_type type, int64_t rows, int x_slots, int n
                       1);
         assert_memory_equal(single, out + p * N_OUT, sizeof single);
     }
-    for (int e = 0; e < EXPERTS; e++) ath_device_weight_free(&one[e]);
-    ath_device_weight_free(&all);
     free(data), free(x), free(out), free(expert);
     ath_device_free(dev);
 }
@@ -187,7 +182,6 @@ static void test_embed(void **unused) {
             ath_tensor_type_get(type)->dequantize(data + (size_t)ids[i] * w.row_bytes, row, IN);
             for (int k = 0; k < IN; k++) assert_true(out[i * IN + k] == row[k] * 2.5f);
         }
-        ath_device_weight_free(&w);
         free(data);
     }
     ath_device_free(dev);
@@ -211,7 +205,6 @@ static void test_weight_refused(void **unused) {
                      ATH_ERR_ARGUMENT);
     init_weight(dev, &w, ATH_TYPE_Q4_0, data, 32, 1, 1, true);
     assert_non_null(strstr(ath_device_weight_kernel(dev, &w), "q4_0 x int8"));
-    ath_device_weight_free(&w);
     ath_device_free(dev);
     ath_device_params params = {1, 1, ~0u, 0};
     assert_int_equal(ath_device_cpu_create(&dev, &params, &err), ATH_ERR_ARGUMENT);

@@ -92,6 +92,7 @@ void ath_device_free(ath_device *dev) {
     ath_attn_scratch_free(dev->attn_scratch);
     ath_mm_scratch_free(&dev->mm);
     free(dev->adapter_scratch);
+    ath_weight_chunks_free(dev);
     for (int i = 0; i < ATH_ROPE_CACHES; i++) {
         free(dev->rope[i].pos);
         free(dev->rope[i].inv_freq);

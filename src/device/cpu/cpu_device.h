@@ -58,6 +58,8 @@ typedef struct ath_mm_scratch {
     size_t panel_bytes; /* of each */
 } ath_mm_scratch;
 
+typedef struct ath_weight_chunk ath_weight_chunk; /* memory that repacked weights share; weight.c */
+
 struct ath_device {
     ath_threads *pools[2]; /* decode, prefill; the same pool if the counts are equal */
     ath_threads *pool;     /* the one in use */
@@ -72,6 +74,7 @@ struct ath_device {
     ath_mm_scratch mm;
     float *adapter_scratch; /* [adapter_floats] op_adapter.c */
     int64_t adapter_floats;
+    ath_weight_chunk *chunks; /* the newest first */
     ath_rope_cache rope[ATH_ROPE_CACHES];
     int rope_next; /* cache to overwrite */
     char description[96];
@@ -95,6 +98,7 @@ int64_t ath_mm_max_columns(const ath_device *dev, int64_t n_experts);
 /* Makes the scratch of matrix products large enough for w. weight.c */
 ath_status ath_mm_scratch_reserve(ath_device *dev, const ath_weight *w, ath_error *err);
 void ath_mm_scratch_free(ath_mm_scratch *s);
+void ath_weight_chunks_free(ath_device *dev);
 
 /* out [rows][n_used][n_out] += what w's adapters add; arguments as in ath_op_matmul_experts, expert NULL: no experts.
  * op_adapter.c */

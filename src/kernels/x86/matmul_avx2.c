@@ -107,13 +107,13 @@ ATH_INLINE __m256 load_f16(const uint8_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
 
-/* A block of a type with two integer scales. */
+/* A block of a type with two integer scales. Their sum of products is below 2^24 (Q6_K: 2 * 128 * 16 * 32 *
+ * 127), so it is exact in floats, where a multiplication is one step instead of two. */
 ATH_INLINE void add_block_sub2(const ath_panel_info f, const part p, const uint8_t *codes, const uint8_t *sub,
                                __m256 d, __m256 m, const uint8_t *act, __m256i table, __m256 *acc) {
     const uint8_t *dx = act + 32 * p.width, *sums = act + 40 * p.width;
-    __m256i total[MOST], idot[MOST], min = _mm256_setzero_si256();
-    ATH_UNROLL
-    for (int c = 0; c < p.n; c++) total[c] = _mm256_setzero_si256();
+    __m256i idot[MOST], min = _mm256_setzero_si256();
+    __m256 total[MOST];
     ATH_UNROLL
     for (int h = 0; h < 2; h++) {
         const uint8_t *at = sub + 16 * h + HALF * p.half;
@@ -125,13 +125,15 @@ ATH_INLINE void add_block_sub2(const ath_panel_info f, const part p, const uint8
         start_sums(f, p, sums, 1 << h, idot);
         dot_groups(f, p, codes, act, table, 4 * h, 4 * h + 4, idot);
         ATH_UNROLL
-        for (int c = 0; c < p.n; c++)
-            total[c] = _mm256_add_epi32(total[c], _mm256_mullo_epi32(idot[c], scale));
+        for (int c = 0; c < p.n; c++) {
+            __m256 product = _mm256_cvtepi32_ps(idot[c]), factor = _mm256_cvtepi32_ps(scale);
+            total[c] = h ? _mm256_fmadd_ps(product, factor, total[c]) : _mm256_mul_ps(product, factor);
+        }
     }
     ATH_UNROLL
     for (int c = 0; c < p.n; c++) {
         __m256 x = broadcast_f32(dx + 4 * (p.c0 + c));
-        acc[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[c]), _mm256_mul_ps(d, x), acc[c]);
+        acc[c] = _mm256_fmadd_ps(total[c], _mm256_mul_ps(d, x), acc[c]);
         if (!f.min) continue;
         __m256i imin = _mm256_madd_epi16(min, broadcast_i32(sums + 4 * (p.c0 + c)));
         acc[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(imin), _mm256_mul_ps(m, x), acc[c]);
@@ -176,10 +178,19 @@ ATH_INLINE void store_rows(const ath_matmul_tile *t, int c, int half, __m256 sum
     if (n > 0) _mm256_maskstore_ps(t->out[c] + HALF * half, mask, sum);
 }
 
+/* One column means decode: weights come from memory once, in the order in which panels lie there. The first
+ * half of the rows brings the lines that the second half finds in the cache. */
+ATH_INLINE void fetch_ahead(const part p, const uint8_t *at, const int bytes) {
+    if (p.width > 1 || p.half) return;
+    ATH_UNROLL
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)at + ATH_PANEL_AHEAD + i, _MM_HINT_T0);
+}
+
 ATH_INLINE void part_quantised(const ath_panel_info f, const part p, const ath_matmul_tile *t) {
     const int code_bytes = ath_panel_code_bytes(f.bits), sub_bytes = ath_panel_sub_bytes(f.min, f.sub);
     const int head_bytes = ath_panel_head_bytes((int)f.type, f.min);
-    const int64_t n_blocks = t->n_in / 32;
+    const int64_t n_blocks = t->n_in / 32,
+                  next_scales = (int64_t)ath_panel_bytes(t->format, t->n_in) - ATH_PANEL_AHEAD;
     const uint8_t *codes = t->panel, *scales = codes + n_blocks * code_bytes, *act = t->act;
     const __m256i table = load_table(f);
     __m256 acc[MOST], d, m = _mm256_setzero_ps();
@@ -189,9 +200,11 @@ ATH_INLINE void part_quantised(const ath_panel_info f, const part p, const ath_m
         d = f.type == ATH_TYPE_MXFP4 ? load_e8m0_half(scales + HALF * p.half)
                                      : load_f16(scales + 16 * p.half);
         if (f.min) m = load_f16(scales + 32 + 16 * p.half);
+        fetch_ahead(p, scales + next_scales, head_bytes + f.blocks * sub_bytes);
         if (f.min && f.sub) m = _mm256_xor_ps(m, _mm256_set1_ps(-0.0f)); /* K types subtract their minimum */
         scales += head_bytes;
         for (int b = 0; b < f.blocks; b++) {
+            fetch_ahead(p, codes, code_bytes);
             if (f.sub == 2)
                 add_block_sub2(f, p, codes, scales, d, m, act, table, acc);
             else
@@ -230,11 +243,13 @@ ATH_INLINE void add_floats(const ath_panel_format format, const part p, const at
 }
 
 ATH_INLINE void part_float(const ath_panel_format format, const part p, const ath_matmul_tile *t) {
+    const int value_bytes = format == ATH_PANEL_F32 ? 4 : 2;
     __m256 acc[4][2];
     ATH_UNROLL
     for (int i = 0; i < 4; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
     int64_t k = 0;
     for (; k + 4 <= t->n_in; k += 4) {
+        fetch_ahead(p, t->panel + k * value_bytes * ATH_PANEL_ROWS, 4 * value_bytes * ATH_PANEL_ROWS);
         ATH_UNROLL
         for (int i = 0; i < 4; i++) add_floats(format, p, t, k + i, acc[i]);
     }

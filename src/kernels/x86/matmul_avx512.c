@@ -77,33 +77,34 @@ ATH_INLINE __m512 load_f16(const uint8_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
 
-/* A block of a type with two integer scales. */
+/* A block of a type with two integer scales. Their sum of products is below 2^24 (Q6_K: 2 * 128 * 16 * 32 *
+ * 127), so it is exact in floats, where a multiplication is one step instead of two. */
 ATH_INLINE void add_block_sub2(const ath_panel_info f, const int width, const uint8_t *codes,
                                const uint8_t *sub, __m512 d, __m512 m, const uint8_t *act, __m512i table,
                                __m512 *acc) {
     const uint8_t *dx = act + 32 * width, *sums = act + 40 * width;
-    __m512i total[ATH_TILE_MAX], idot[ATH_TILE_MAX], scale[2], min = _mm512_setzero_si512();
-    ATH_UNROLL
-    for (int c = 0; c < width; c++) total[c] = _mm512_setzero_si512();
+    __m512i idot[ATH_TILE_MAX], min = _mm512_setzero_si512();
+    __m512 total[ATH_TILE_MAX];
     ATH_UNROLL
     for (int h = 0; h < 2; h++) {
-        scale[h] = f.min ? load_u8(sub + 16 * h) : load_i8(sub + 16 * h);
+        __m512i scale = f.min ? load_u8(sub + 16 * h) : load_i8(sub + 16 * h);
         if (f.min) {
-            min = _mm512_or_si512(min, _mm512_slli_epi32(_mm512_srli_epi32(scale[h], 4), 16 * (unsigned)h));
-            scale[h] = _mm512_and_si512(scale[h], _mm512_set1_epi32(15));
+            min = _mm512_or_si512(min, _mm512_slli_epi32(_mm512_srli_epi32(scale, 4), 16 * (unsigned)h));
+            scale = _mm512_and_si512(scale, _mm512_set1_epi32(15));
         }
+        __m512 factor = _mm512_cvtepi32_ps(scale);
         start_sums(f, width, sums, 1 << h, idot);
         dot_groups(f, width, codes, act, table, 4 * h, 4 * h + 4, idot);
         ATH_UNROLL
         for (int c = 0; c < width; c++) {
-            __m512i part = _mm512_mullo_epi32(idot[c], scale[h]);
-            total[c] = _mm512_add_epi32(total[c], part);
+            __m512 part = _mm512_cvtepi32_ps(idot[c]);
+            total[c] = h ? _mm512_fmadd_ps(part, factor, total[c]) : _mm512_mul_ps(part, factor);
         }
     }
     ATH_UNROLL
     for (int c = 0; c < width; c++) {
         __m512 x = broadcast_f32(dx + 4 * c);
-        acc[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[c]), _mm512_mul_ps(d, x), acc[c]);
+        acc[c] = _mm512_fmadd_ps(total[c], _mm512_mul_ps(d, x), acc[c]);
         if (!f.min) continue;
         __m512i imin = _mm512_dpwssd_epi32(_mm512_setzero_si512(), min, broadcast_i32(sums + 4 * c));
         acc[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(imin), _mm512_mul_ps(m, x), acc[c]);
@@ -145,10 +146,17 @@ ATH_INLINE void store_rows(const ath_matmul_tile *t, int c, __m512 sum) {
     if (c < t->n_cols) _mm512_mask_storeu_ps(t->out[c], (__mmask16)((1u << t->n_rows) - 1), sum);
 }
 
+/* One column means decode: weights come from memory once, in the order in which panels lie there. */
+ATH_INLINE void fetch_ahead(const uint8_t *p, const int bytes) {
+    ATH_UNROLL
+    for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *)p + ATH_PANEL_AHEAD + i, _MM_HINT_T0);
+}
+
 ATH_INLINE void tile_quantised(const ath_panel_info f, const int width, const ath_matmul_tile *t) {
     const int code_bytes = ath_panel_code_bytes(f.bits), sub_bytes = ath_panel_sub_bytes(f.min, f.sub);
     const int head_bytes = ath_panel_head_bytes((int)f.type, f.min);
-    const int64_t n_blocks = t->n_in / 32;
+    const int64_t n_blocks = t->n_in / 32,
+                  next_scales = (int64_t)ath_panel_bytes(t->format, t->n_in) - ATH_PANEL_AHEAD;
     const uint8_t *codes = t->panel, *scales = codes + n_blocks * code_bytes, *act = t->act;
     const __m512i table = load_table(f);
     __m512 acc[ATH_TILE_MAX], d, m = _mm512_setzero_ps();
@@ -157,9 +165,11 @@ ATH_INLINE void tile_quantised(const ath_panel_info f, const int width, const at
     for (int64_t i = 0; i < n_blocks; i += f.blocks) {
         d = f.type == ATH_TYPE_MXFP4 ? load_e8m0_half(scales) : load_f16(scales);
         if (f.min) m = load_f16(scales + 32);
+        if (width == 1) fetch_ahead(scales + next_scales, head_bytes + f.blocks * sub_bytes);
         if (f.min && f.sub) m = _mm512_xor_ps(m, _mm512_set1_ps(-0.0f)); /* K types subtract their minimum */
         scales += head_bytes;
         for (int b = 0; b < f.blocks; b++) {
+            if (width == 1) fetch_ahead(codes, code_bytes);
             if (f.sub == 2)
                 add_block_sub2(f, width, codes, scales, d, m, act, table, acc);
             else
@@ -181,6 +191,7 @@ ATH_INLINE __m512 load_weights(const ath_panel_format format, const uint8_t *pan
 }
 
 ATH_INLINE void tile_float(const ath_panel_format format, const int width, const ath_matmul_tile *t) {
+    const int value_bytes = format == ATH_PANEL_F32 ? 4 : 2;
     __m512 acc[4][ATH_TILE_MAX_FLOAT];
     ATH_UNROLL
     for (int p = 0; p < 4; p++) {
@@ -189,6 +200,8 @@ ATH_INLINE void tile_float(const ath_panel_format format, const int width, const
     }
     int64_t k = 0;
     for (; k + 4 <= t->n_in; k += 4) {
+        if (width == 1)
+            fetch_ahead(t->panel + k * value_bytes * ATH_PANEL_ROWS, 4 * value_bytes * ATH_PANEL_ROWS);
         ATH_UNROLL
         for (int p = 0; p < 4; p++) {
             __m512 w = load_weights(format, t->panel, k + p);
