@@ -39,6 +39,8 @@ def draw(axis, lines, column, title):
             axis.plot(*zip(*points), label=f"{engine} {kind}", color=COLOURS.get(kind, OTHER), marker="o", markersize=3,
                       linestyle="-" if engine == "athanor" else "--")
     axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
     axis.set_title(title)
     axis.set_xlabel("tokens in the cache")
     axis.set_ylabel("tokens per second")

@@ -1,7 +1,11 @@
-"""Results do not depend on how the work is cut: threads and neighbours change no bit, the size of passes next to nothing.
+"""Results do not depend on how the work is cut: threads and neighbours change no bit, the size of passes next to nothing;
+nor, but for rounding, on the instruction set.
 
 (Forks, rollbacks, and neighbours with other texts: tests/engine/test_session.c.)
 """
+import json
+import platform
+
 import numpy as np
 import pytest
 
@@ -14,10 +18,10 @@ FILES = ["llama/model.gguf", "llama/model-q8_0.gguf", "qwen2/model.gguf", "mixtr
 @pytest.fixture
 def run(golden, athanor_release, tmp_path):
     """run(file, type, *flags): all logits of the shuffled golden tokens."""
-    def evaluate(file, kind, *flags):
+    def evaluate(file, kind, *flags, n=N_TOKENS):
         model = Golden(golden / file.split("/")[0])
-        types = ("-ctk", kind, "-ctv", kind, "-c", N_TOKENS)
-        return logits(athanor_release, golden / file, model.shuffled(N_TOKENS), tmp_path, *types, *flags, n_vocab=model.n_vocab)
+        types = ("-ctk", kind, "-ctv", kind, "-c", n)
+        return logits(athanor_release, golden / file, model.shuffled(n), tmp_path, *types, *flags, n_vocab=model.n_vocab)
     return evaluate
 
 
@@ -56,3 +60,20 @@ def test_passes_of_several_rows_give_the_same_bits(run, kind):
     whole = run("llama/model-q8_0.gguf", kind, "-ub", 512)
     assert_same_bits(run("llama/model-q8_0.gguf", kind, "-ub", 64), whole)
     assert_same_bits(run("llama/model-q8_0.gguf", kind, "-ub", 128), whole)
+
+
+@pytest.mark.parametrize("file, kind, limit", [("llama/model.gguf", "f16", 1e-4), ("llama/model.gguf", "turbo3", 1e-4),
+                                               ("qwen3/model.gguf", "turbo3_tcq", 1e-4), ("llama/model-q8_0.gguf", "turbo3", 1e-3)])
+def test_instruction_sets(run, tmp_path, file, kind, limit):
+    """Plain C, AVX2, AVX-512 without VNNI and VBMI, and all: prefill and decode. What a machine lacks falls back."""
+    def one(isa):
+        stats = tmp_path / "stats.json"
+        rows = run(file, kind, "--decode-from", 752, "--isa", isa, "--json-stats", stats, n=768)
+        return rows, json.loads(stats.read_text())
+    plain, stats = one("c")
+    assert "plain C" in stats["device"]
+    for isa, lacks in (("avx2", "avx512"), ("3", "vbmi"), ("avx512", "plain")):
+        rows, stats = one(isa)
+        assert lacks not in stats["device"] or platform.machine() != "x86_64"
+        assert mean_kld(plain, rows) < limit, stats["device"]
+        assert kind == "f16" or stats["share_compressed"] > 0.5
