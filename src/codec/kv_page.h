@@ -23,6 +23,7 @@ enum {
     ATH_SINK_TOKENS = 4, /* first positions of a sequence, always read in f16 */
     ATH_MAX_HEAD_DIM = 1024,
     ATH_MAX_PARTS = 16,
+    ATH_KV_BLOCK = 32,   /* channels of a block of the block types */
     ATH_PAGE_SLACK = 64, /* readable bytes that every page buffer must have after its last byte */
 };
 
@@ -131,6 +132,34 @@ static inline size_t ath_turbo_byte_at(const ath_kv_layout *layout, size_t token
 /* The table values of one part of a token: values[part_dim]. Safe for any bytes. */
 void ath_turbo_values(const ath_kv_layout *layout, const uint8_t *page, int part, size_t token,
                       int8_t *values);
+
+/* How the blocks of 32 channels lie (codec/blocks.h has the structs): first a scale d in f16; a value is d
+ * times an integer, plus a minimum. Integers are codes less offset, or what a table says of a code. The
+ * minimum is the one of the block plus d times offset: around zero, sums of integers lose less when they are
+ * rounded. */
+typedef struct ath_block_kind {
+    int bytes, bits;       /* of a block; of a code: 4, 5, or 8 (signed, so without offset) */
+    int codes_at, high_at; /* bytes of codes, and of the fifth bits */
+    int offset;
+    bool has_minimum, has_table; /* the minimum, f16, follows the scale */
+} ath_block_kind;
+/* clang-format off */
+#define ATH_BLOCK_KIND_Q8_0   {34, 8, 2, 0, 0, false, false}
+#define ATH_BLOCK_KIND_Q5_1   {24, 5, 8, 4, 16, true, false}
+#define ATH_BLOCK_KIND_Q5_0   {22, 5, 6, 2, 16, false, false}
+#define ATH_BLOCK_KIND_Q4_1   {20, 4, 4, 0, 8, true, false}
+#define ATH_BLOCK_KIND_Q4_0   {18, 4, 2, 0, 8, false, false}
+#define ATH_BLOCK_KIND_IQ4_NL {18, 4, 2, 0, 0, false, true}
+/* clang-format on */
+
+/* The kind of a block type. */
+const ath_block_kind *ath_block_kind_of(ath_kv_type type);
+/* What the 16 codes of iq4_nl stand for. */
+const int8_t *ath_block_table(void);
+/* One block of a token: values[32]; the block is scale * values[i] + minimum (0 if the type has none). Safe
+ * for any bytes. */
+void ath_block_values(const ath_kv_layout *layout, const uint8_t *page, size_t token, int block,
+                      int8_t *values, float *scale, float *minimum);
 
 /* The equalisation scale 2^((e-128)/4), rounded to f32; e is clamped to 112..144, which encoders never leave.
  * Its reciprocal is ath_eq_scale(256 - e). */

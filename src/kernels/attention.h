@@ -7,7 +7,9 @@
  *
  * Orders that fix the bits: a score is a sequential fma over channels; an output channel is a sequential fma
  * over tokens. On turbo pages the products are exact integer sums of table values with the query in 16 bits
- * (scores) or the weights in 15 bits (values), scaled once per Hadamard part. */
+ * (scores) or the weights in 15 bits (values), scaled once per Hadamard part. On pages of blocks they are
+ * exact integer sums of the blocks' integers with the query, or with the weights times the tokens' scales in
+ * 16 bits, scaled once per block. */
 #ifndef ATH_KERNELS_ATTENTION_H
 #define ATH_KERNELS_ATTENTION_H
 
@@ -15,7 +17,7 @@
 
 enum { ATH_KV_RAW_COUNT = ATH_KV_BF16 + 1, ATH_WEIGHT_STEPS = 32767, ATH_QUERY_STEPS = 127 * 257 };
 
-/* One query head prepared for one turbo K page: multiplied by eq, rotated, in integers of 16 bits. */
+/* One query head prepared for one encoded K page: multiplied by eq, rotated, in integers of 16 bits. */
 typedef struct ath_turbo_query {
     int8_t high[ATH_MAX_HEAD_DIM], low[ATH_MAX_HEAD_DIM]; /* integer = 256 * high + low */
     float step[ATH_MAX_PARTS];                            /* value of one step */
@@ -47,6 +49,11 @@ typedef struct ath_attn_kernels {
     void (*turbo_scores)(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
                          int group0, int group1, float *scores, const uint8_t *next);
     void (*turbo_accumulate)(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
+                             const float *weights, int n, float *acc, const uint8_t *next);
+    /* The same on pages of blocks, whose queries come from turbo_query too. */
+    void (*block_scores)(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
+                         int group0, int group1, float *scores, const uint8_t *next);
+    void (*block_accumulate)(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
                              const float *weights, int n, float *acc, const uint8_t *next);
     void (*unrotate)(const ath_kv_layout *layout, float *x); /* ath_unrotate */
     /* ath_kv_decode_page and ath_kv_encode_page, with their bits. */

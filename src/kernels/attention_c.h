@@ -17,5 +17,9 @@ void ath_turbo_scores_c(const ath_kv_layout *layout, const uint8_t *page, const 
                         int group0, int group1, float *scores, const uint8_t *next);
 void ath_turbo_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
                             const float *weights, int n, float *acc, const uint8_t *next);
+void ath_block_scores_c(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
+                        int group0, int group1, float *scores, const uint8_t *next);
+void ath_block_accumulate_c(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
+                            const float *weights, int n, float *acc, const uint8_t *next);
 
 #endif

@@ -155,16 +155,23 @@ static uint8_t *random_page(const ath_kv_layout *layout) {
     return page;
 }
 
-static void test_turbo_keys(void **state) {
+/* The types whose pages are encoded that a head of this size can have. */
+static bool can_hold(ath_kv_type type, int dim) {
+    return ath_kv_type_is_turbo(type) || dim % ATH_KV_BLOCK == 0;
+}
+
+static void test_encoded_keys(void **state) {
     (void)state;
     ath_attn_kernels c, k;
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
         for (int d = 0; d < N_DIMS; d += dim_step)
-            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
+            for (ath_kv_type type = ATH_KV_Q8_0; type < ATH_KV_TYPE_COUNT; type++) {
+                if (!can_hold(type, dims[d])) continue;
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
                 ath_kv_layout layout = layout_of(type, dim, true);
+                bool turbo = ath_kv_type_is_turbo(type);
                 uint8_t *page = random_page(&layout);
                 float *q = normals((size_t)(heads * dim));
                 if (d % 2) memset(q, 0, (size_t)dim * sizeof *q);
@@ -176,25 +183,29 @@ static void test_turbo_keys(void **state) {
                 same(want, got, sizeof want, "turbo_query", &k, dim, heads);
                 float a[HEADS * TOKENS] = {0}, b[HEADS * TOKENS] = {0};
                 for (int lo = 0; lo < 8; lo += 5) {
-                    c.turbo_scores(&layout, page, want, heads, lo, 8 - lo / 2, a, NULL);
-                    k.turbo_scores(&layout, page, want, heads, lo, 8 - lo / 2, b, lo ? page : NULL);
-                    same(a, b, sizeof a, "turbo_scores", &k, dim, heads);
+                    (turbo ? c.turbo_scores : c.block_scores)(&layout, page, want, heads, lo, 8 - lo / 2, a,
+                                                              NULL);
+                    (turbo ? k.turbo_scores : k.block_scores)(&layout, page, want, heads, lo, 8 - lo / 2, b,
+                                                              lo ? page : NULL);
+                    same(a, b, sizeof a, ath_kv_type_name(type), &k, dim, heads);
                 }
                 free(page);
                 free(q);
             }
 }
 
-static void test_turbo_values(void **state) {
+static void test_encoded_values(void **state) {
     (void)state;
     ath_attn_kernels c, k;
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
         for (int d = 0; d < N_DIMS; d += dim_step)
-            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
+            for (ath_kv_type type = ATH_KV_Q8_0; type < ATH_KV_TYPE_COUNT; type++) {
+                if (!can_hold(type, dims[d])) continue;
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
                 ath_kv_layout layout = layout_of(type, dim, false);
+                bool turbo = ath_kv_type_is_turbo(type);
                 uint8_t *page = random_page(&layout);
                 float *w = normals((size_t)heads * TOKENS), *a = normals((size_t)(heads * dim));
                 float *b = malloc((size_t)(heads * dim) * sizeof *b);
@@ -202,9 +213,12 @@ static void test_turbo_values(void **state) {
                 memcpy(b, a, (size_t)(heads * dim) * sizeof *b);
                 for (int i = 0; i < heads * TOKENS; i++) w[i] = i / TOKENS == 1 ? 0 : w[i] * w[i];
                 for (int lo = 0; lo < 12; lo += 4) {
-                    c.turbo_accumulate(&layout, page, lo, TOKENS - 5 * lo, w, heads, a, NULL);
-                    k.turbo_accumulate(&layout, page, lo, TOKENS - 5 * lo, w, heads, b, lo ? page : NULL);
-                    same(a, b, (size_t)(heads * dim) * sizeof *b, "turbo_accumulate", &k, dim, heads);
+                    int hi = TOKENS - 5 * lo;
+                    (turbo ? c.turbo_accumulate : c.block_accumulate)(&layout, page, lo, hi, w, heads, a,
+                                                                      NULL);
+                    (turbo ? k.turbo_accumulate : k.block_accumulate)(&layout, page, lo, hi, w, heads, b,
+                                                                      lo ? page : NULL);
+                    same(a, b, (size_t)(heads * dim) * sizeof *b, ath_kv_type_name(type), &k, dim, heads);
                 }
                 c.unrotate(&layout, a);
                 k.unrotate(&layout, b);
@@ -216,6 +230,30 @@ static void test_turbo_values(void **state) {
             }
 }
 
+/* Any bytes are a page of blocks: scales that are infinite or NaN give the same nonsense everywhere. */
+static void test_any_blocks(void **state) {
+    (void)state;
+    enum { DIM = 64, ANY_HEADS = 3 };
+    ath_attn_kernels c, k;
+    ath_attn_kernels_init(&c, 0);
+    for (int m = 0; m < N_MASKS; m++)
+        for (ath_kv_type type = ATH_KV_Q8_0; type < ATH_KV_TURBO4; type++) {
+            ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
+            ath_kv_layout layout = layout_of(type, DIM, false);
+            uint8_t *page = malloc(layout.bytes + ATH_PAGE_SLACK);
+            float *w = normals(ANY_HEADS * TOKENS), a[ANY_HEADS * DIM] = {0}, b[ANY_HEADS * DIM] = {0};
+            for (size_t i = 0; i < layout.bytes; i++) page[i] = (uint8_t)(uniform() * 256);
+            for (int i = 0; i < ANY_HEADS * TOKENS; i++) w[i] = fabsf(w[i]);
+            c.block_accumulate(&layout, page, 0, TOKENS, w, ANY_HEADS, a, NULL);
+            k.block_accumulate(&layout, page, 0, TOKENS, w, ANY_HEADS, b, NULL);
+            for (int i = 0; i < ANY_HEADS * DIM; i++)
+                if (!(isnan(a[i]) && isnan(b[i])))
+                    same(&a[i], &b[i], sizeof *a, "any blocks", &k, DIM, ANY_HEADS);
+            free(page);
+            free(w);
+        }
+}
+
 static void test_pages(void **state) {
     (void)state;
     ath_attn_kernels k;
@@ -224,8 +262,8 @@ static void test_pages(void **state) {
         for (int d = 0; d < N_DIMS; d += dim_step)
             for (int type = 0; type < ATH_KV_TYPE_COUNT; type++)
                 for (int key = 0; key < 2; key++) {
-                    bool turbo = ath_kv_type_is_turbo((ath_kv_type)type);
-                    if (!turbo && (dims[d] % 32 != 0 || dims[d] > 128)) continue;
+                    bool raw = ath_kv_type_is_raw((ath_kv_type)type);
+                    if (raw ? dims[d] > 128 : !can_hold((ath_kv_type)type, dims[d])) continue;
                     ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                     ath_kv_layout layout = layout_of((ath_kv_type)type, dims[d], key);
                     size_t n = (size_t)dims[d] * TOKENS;
@@ -322,16 +360,18 @@ static void decode_stages(decode_bench *b, size_t p, size_t head, int stages) {
     const uint8_t *page = b->data + p * b->stride, *key = page + head * b->key.bytes;
     const uint8_t *value = page + BENCH_KV_HEADS * b->key.bytes + head * b->value.bytes;
     size_t ahead = p + 1 < BENCH_PAGES ? b->stride : 0;
-    bool turbo = ath_kv_type_is_turbo(b->type);
-    if (turbo && stages & STAGE_QUERY) k->turbo_query(&b->key, key, b->q, b->group, b->queries);
-    if (turbo && stages & STAGE_SCORES)
-        k->turbo_scores(&b->key, key, b->queries, b->group, 0, 8, b->scores, key + ahead);
-    if (!turbo && stages & STAGE_SCORES) k->scores[b->type](key, b->dim, 0, 8, b->q, b->group, b->scores);
+    bool turbo = ath_kv_type_is_turbo(b->type), raw = ath_kv_type_is_raw(b->type);
+    if (!raw && stages & STAGE_QUERY) k->turbo_query(&b->key, key, b->q, b->group, b->queries);
+    if (!raw && stages & STAGE_SCORES)
+        (turbo ? k->turbo_scores : k->block_scores)(&b->key, key, b->queries, b->group, 0, 8, b->scores,
+                                                    key + ahead);
+    if (raw && stages & STAGE_SCORES) k->scores[b->type](key, b->dim, 0, 8, b->q, b->group, b->scores);
     for (int h = 0; h < b->group && stages & STAGE_SOFTMAX; h++)
         k->softmax(b->scores + h * TOKENS, 0, TOKENS, &b->max[h], &b->sum[h]);
-    if (turbo && stages & STAGE_VALUES)
-        k->turbo_accumulate(&b->value, value, 0, TOKENS, b->scores, b->group, b->acc, value + ahead);
-    if (!turbo && stages & STAGE_VALUES)
+    if (!raw && stages & STAGE_VALUES)
+        (turbo ? k->turbo_accumulate : k->block_accumulate)(&b->value, value, 0, TOKENS, b->scores, b->group,
+                                                            b->acc, value + ahead);
+    if (raw && stages & STAGE_VALUES)
         k->accumulate[b->type](value, b->dim, 0, TOKENS, b->scores, b->group, b->acc);
 }
 
@@ -419,12 +459,10 @@ static void bench_prefill(const ath_attn_kernels *k, int dim) {
 }
 
 static void bench_decodes(const ath_attn_kernels *k) {
-    for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
+    for (ath_kv_type type = 0; type < ATH_KV_TYPE_COUNT; type++) {
         bench_decode(k, type, 2, 128);
         bench_decode(k, type, 4, 64);
     }
-    bench_decode(k, ATH_KV_F16, 2, 128);
-    bench_decode(k, ATH_KV_F16, 4, 64);
 }
 
 /* what: "decode", "pages", "prefill"; NULL: everything. */
@@ -452,9 +490,9 @@ int main(int argc, char **argv) {
     ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
     printf("seed %d, CPU: %s\n", SEED, flags);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),      cmocka_unit_test(test_softmax),
-        cmocka_unit_test(test_turbo_keys), cmocka_unit_test(test_turbo_values),
-        cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_plain),        cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_encoded_keys), cmocka_unit_test(test_encoded_values),
+        cmocka_unit_test(test_any_blocks),   cmocka_unit_test(test_pages),
     };
     return cmocka_run_group_tests_name("attention kernels", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* Attention for sequences that bring one row: a task is one kv head, up to 16 of its query heads, one split
- * of the pages. Turbo pages are read as they are, in integers; block types are expanded page by page. */
+ * of the pages. Encoded pages are read as they are, in integers. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@ typedef struct decode_run {
     const ath_attn_args *args;
     int group, blocks;    /* query heads per kv head; tasks that they are cut into */
     int64_t unit0;        /* of this round; a unit is (sequence, kv head, block) */
-    int64_t n_acc;        /* accumulators of a head: plain ones, then rotated ones for a turbo V */
+    int64_t n_acc;        /* accumulators of a head: plain ones, then rotated ones for an encoded V */
     int64_t partial_size; /* floats of one head's partial: state, accumulators */
     int64_t unit_size;    /* floats of all partials of a unit */
 } decode_run;
@@ -54,13 +54,9 @@ static void page_scores(const ath_attn_kernels *k, const ath_attn_view *view, co
         k->scores[view->type](view->data, head_dim, group0, group1, s->q, n, s->scores);
         return;
     }
-    if (!ath_kv_type_is_turbo(view->type)) {
-        const float *tile = ath_attn_tile(k, view, s->k_tile);
-        k->scores[ATH_KV_F32](tile, head_dim, group0, group1, s->q, n, s->scores);
-        return;
-    }
     k->turbo_query(view->layout, view->data, s->q, n, s->turbo);
-    k->turbo_scores(view->layout, view->data, s->turbo, n, group0, group1, s->scores, next);
+    (ath_kv_type_is_turbo(view->type) ? k->turbo_scores : k->block_scores)(
+        view->layout, view->data, s->turbo, n, group0, group1, s->scores, next);
     if (!view->sinks || lo >= ATH_SINK_TOKENS) return;
     ath_attn_sinks_to_tile(view->sinks, head_dim, s->k_tile); /* the group's other lanes are not used */
     k->scores[ATH_KV_F32](s->k_tile, head_dim, 0, 1, s->q, n, s->sink_scores);
@@ -69,24 +65,36 @@ static void page_scores(const ath_attn_kernels *k, const ath_attn_view *view, co
                ATH_SINK_TOKENS * sizeof(float));
 }
 
-/* acc is [n][head_dim], plain or (rotated) for turbo pages. */
+/* Fetches piece `index` of the 8 of a page into the second-level cache. */
+static void fetch_piece(const ath_kv_layout *layout, const uint8_t *page, int index) {
+    if (!page) return;
+    size_t begin = layout->bytes / 8 * (size_t)index;
+    for (size_t i = 0; i < layout->bytes / 8; i += 64) __builtin_prefetch(page + begin + i, 0, 2);
+}
+
+/* 16 tokens at a time, the next page's K and V being fetched between them. */
+static void raw_values(const ath_attn_kernels *k, const ath_attn_view *view, const ath_kv_layout *key,
+                       const uint8_t *next_key, const uint8_t *next, int n, int lo, int hi, float *acc,
+                       const ath_attn_worker *s) {
+    for (int g = 0; g < 8; g++) {
+        int from = lo > 16 * g ? lo : 16 * g, to = hi < 16 * g + 16 ? hi : 16 * g + 16;
+        fetch_piece(key, next_key, g);
+        fetch_piece(view->layout, next, g);
+        if (from < to)
+            k->accumulate[view->type](view->data, view->layout->head_dim, from, to, s->scores, n, acc);
+    }
+}
+
+/* acc is [n][head_dim], plain or (rotated) for encoded pages. */
 static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, const uint8_t *next, int n,
                         int lo, int hi, float *acc, float *rotated, ath_attn_worker *s) {
     int head_dim = view->layout->head_dim;
-    if (ath_kv_type_is_raw(view->type)) {
-        k->accumulate[view->type](view->data, head_dim, lo, hi, s->scores, n, acc);
-        return;
-    }
-    if (!ath_kv_type_is_turbo(view->type)) {
-        const float *tile = ath_attn_tile(k, view, s->v_tile);
-        k->accumulate[ATH_KV_F32](tile, head_dim, lo, hi, s->scores, n, acc);
-        return;
-    }
     if (view->sinks && lo < ATH_SINK_TOKENS) {
         k->accumulate[ATH_KV_F16](view->sinks, head_dim, lo, ATH_SINK_TOKENS, s->scores, n, acc);
         lo = ATH_SINK_TOKENS;
     }
-    k->turbo_accumulate(view->layout, view->data, lo, hi, s->scores, n, rotated, next);
+    (ath_kv_type_is_turbo(view->type) ? k->turbo_accumulate : k->block_accumulate)(
+        view->layout, view->data, lo, hi, s->scores, n, rotated, next);
 }
 
 /* The page after this one, if it is read as it is stored: pages lie far apart, so that nothing but a hint
@@ -118,7 +126,13 @@ static void decode_page(const decode_run *run, const decode_unit *unit, int64_t 
         if (run->n_acc > head_dim) ath_attn_scale(rotated + i * head_dim, factor, head_dim);
     }
     view = ath_attn_view_of(args, unit->seq, false, unit->kv_head, page, unit->range.own);
-    page_values(k, &view, page_after(run, unit, false, page), n, lo, hi, acc, rotated, s);
+    const uint8_t *next = page_after(run, unit, false, page), *next_key = NULL;
+    if (!ath_kv_type_is_raw(view.type)) {
+        page_values(k, &view, next, n, lo, hi, acc, rotated, s);
+        return;
+    }
+    if (ath_kv_type_is_raw(args->k.layout.type)) next_key = page_after(run, unit, true, page);
+    raw_values(k, &view, &args->k.layout, next_key, next, n, lo, hi, acc, s);
 }
 
 static void decode_split(void *arg, int64_t task, int thread) {
@@ -181,7 +195,7 @@ void ath_attn_decode(ath_device *dev, const ath_attn_args *args) {
     decode_run run = {.dev = dev, .args = args, .group = args->n_heads / args->n_kv_heads};
     run.blocks = (run.group + ATH_ATTN_HEADS - 1) / ATH_ATTN_HEADS;
     int64_t v_dim = args->v.layout.head_dim;
-    run.n_acc = ath_kv_type_is_turbo(args->v.layout.type) ? 2 * v_dim : v_dim;
+    run.n_acc = ath_kv_type_is_raw(args->v.layout.type) ? v_dim : 2 * v_dim;
     run.partial_size = STATE_FLOATS + run.n_acc;
     int heads = run.group < ATH_ATTN_HEADS ? run.group : ATH_ATTN_HEADS;
     int64_t n_units = (int64_t)args->n_seqs * args->n_kv_heads * run.blocks;

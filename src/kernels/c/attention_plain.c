@@ -79,6 +79,8 @@ void ath_attn_kernels_init_c(ath_attn_kernels *k) {
         .turbo_query = ath_turbo_query_c,
         .turbo_scores = ath_turbo_scores_c,
         .turbo_accumulate = ath_turbo_accumulate_c,
+        .block_scores = ath_block_scores_c,
+        .block_accumulate = ath_block_accumulate_c,
         .unrotate = ath_unrotate,
         .expand = ath_kv_decode_page,
         .encode = ath_kv_encode_page,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/attention_avx2.h"
+#include "kernels/attention_blocks_x86.h"
 #include "kernels/vector_math_avx2.h"
 
 typedef __m256 (*load_fn)(const void *data, int64_t i);
@@ -120,5 +121,6 @@ void ath_attn_kernels_init_avx2(ath_attn_kernels *k) {
     k->softmax = softmax;
     k->softcap = softcap;
     ath_attn_turbo_init_avx2(k);
+    ath_attn_blocks_init_avx2(k);
     ath_attn_pages_init_avx2(k);
 }

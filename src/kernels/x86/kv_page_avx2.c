@@ -1,11 +1,12 @@
-/* Encoding and expansion of turbo pages with AVX2: the bytes and bits of ath_kv_encode_page and
- * ath_kv_decode_page. Lanes are tokens, but for the expansion of V, whose rows are tokens: there they are
- * channels. */
+/* Encoding of turbo pages, and expansion of all encoded ones, with AVX2: the bytes and bits of
+ * ath_kv_encode_page and ath_kv_decode_page. Lanes are tokens, but for the expansion of V, whose rows are
+ * tokens: there they are channels. */
 #include <math.h>
 #include <string.h>
 
 #include "base/half.h"
 #include "kernels/attention_avx2.h"
+#include "kernels/attention_blocks_avx2.h"
 #include "kernels/trellis_x86.h"
 
 enum { TOKENS = ATH_PAGE_TOKENS };
@@ -38,26 +39,45 @@ ATH_INLINE void look_up_keys(const ath_unpack_kind kind, const ath_unpack_avx2 *
     }
 }
 
+/* From the rotated values of tokens 8 * eighth ... of a part of a K page to the tile. */
+static void finish_key_column(const ath_kv_layout *layout, int part, int eighth, const uint8_t *page,
+                              float *x, float *tile) {
+    int start = layout->part_start[part], dim = layout->part_dim[part];
+    ath_butterfly_rows_avx2(x, dim);
+    float *out = tile + (int64_t)start * TOKENS + 8 * eighth;
+    const uint16_t *mean = (const uint16_t *)(const void *)(page + layout->mean_at) + start;
+    const float *signs = ath_rotation_signs() + start;
+    __m256 scale = _mm256_set1_ps(ath_rotation_scale(dim));
+    for (int c = 0; c < dim; c++) {
+        __m256 y = _mm256_mul_ps(_mm256_load_ps(x + c * 8), scale);
+        float eq = ath_eq_scale(page[layout->eq_at + (size_t)(start + c)]) * signs[c];
+        y = _mm256_add_ps(_mm256_mul_ps(y, _mm256_set1_ps(eq)), _mm256_set1_ps(ath_f16_to_f32(mean[c])));
+        _mm256_storeu_ps(out + c * TOKENS, y);
+    }
+}
+
 /* Tokens 8 * eighth ... of one part of a K page; values: of its 16. */
 static void expand_key_column(const ath_kv_layout *layout, int part, int eighth, const int8_t *values,
                               const uint8_t *page, float *tile) {
-    int start = layout->part_start[part], dim = layout->part_dim[part];
+    int dim = layout->part_dim[part];
     __m256 norm = ath_load_bf16_avx2(page + layout->norms_at + 2 * (size_t)(part * TOKENS + 8 * eighth));
     column col;
     for (int c = 0; c < dim; c++) {
         __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)(values + 16 * c + eighth % 2 * 8));
         _mm256_store_ps(col.x + c * 8, _mm256_mul_ps(norm, floats_of(bytes)));
     }
-    ath_butterfly_rows_avx2(col.x, dim);
-    float *out = tile + (int64_t)start * TOKENS + 8 * eighth;
-    const uint16_t *mean = (const uint16_t *)(const void *)(page + layout->mean_at) + start;
-    const float *signs = ath_rotation_signs() + start;
+    finish_key_column(layout, part, eighth, page, col.x, tile);
+}
+
+/* From the rotated values of a token's part to what the tile holds, in place. */
+static void finish_value_row(const ath_kv_layout *layout, int part, float *row) {
+    int dim = layout->part_dim[part];
+    const float *signs = ath_rotation_signs() + layout->part_start[part];
     __m256 scale = _mm256_set1_ps(ath_rotation_scale(dim));
-    for (int c = 0; c < dim; c++) {
-        __m256 y = _mm256_mul_ps(_mm256_load_ps(col.x + c * 8), scale);
-        float eq = ath_eq_scale(page[layout->eq_at + (size_t)(start + c)]) * signs[c];
-        y = _mm256_add_ps(_mm256_mul_ps(y, _mm256_set1_ps(eq)), _mm256_set1_ps(ath_f16_to_f32(mean[c])));
-        _mm256_storeu_ps(out + c * TOKENS, y);
+    ath_hadamard_avx2(row, dim);
+    for (int c = 0; c < dim; c += 8) {
+        __m256 y = _mm256_mul_ps(_mm256_loadu_ps(row + c), scale);
+        _mm256_storeu_ps(row + c, _mm256_mul_ps(y, _mm256_loadu_ps(signs + c)));
     }
 }
 
@@ -68,7 +88,6 @@ ATH_INLINE void expand_value_rows(const ath_unpack_kind kind, const ath_kv_layou
     int start = layout->part_start[part], dim = layout->part_dim[part];
     const uint8_t *codes = page + (token / 4 * layout->head_dim + start) * kind.k / 2;
     const uint16_t *norms = (const uint16_t *)(const void *)(page + layout->norms_at) + part * TOKENS + token;
-    const float *signs = ath_rotation_signs() + start;
     /* Two channels of 4 tokens in a quadword to rows of two channels, of a token in every dword of both
      * lanes. */
     const __m256i by_token =
@@ -85,14 +104,7 @@ ATH_INLINE void expand_value_rows(const ath_unpack_kind kind, const ath_kv_layou
             _mm256_storeu_ps(rows + t * layout->head_dim + c, y);
         }
     }
-    __m256 scale = _mm256_set1_ps(ath_rotation_scale(dim));
-    for (int t = 0; t < 4; t++, rows += layout->head_dim) {
-        ath_hadamard_avx2(rows, dim);
-        for (int c = 0; c < dim; c += 8) {
-            __m256 y = _mm256_mul_ps(_mm256_loadu_ps(rows + c), scale);
-            _mm256_storeu_ps(rows + c, _mm256_mul_ps(y, _mm256_loadu_ps(signs + c)));
-        }
-    }
+    for (int t = 0; t < 4; t++) finish_value_row(layout, part, rows + t * layout->head_dim);
 }
 
 ATH_INLINE void expand_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
@@ -113,9 +125,74 @@ ATH_INLINE void expand_page(const ath_unpack_kind kind, const ath_kv_layout *lay
     }
 }
 
+/* Codes (integers plus offset) of a type with minima, integers of the others, times scales. */
+ATH_INLINE __m256 block_floats(const ath_block_kind kind, __m256i integers, __m256 d, __m256 m) {
+    if (!kind.has_minimum) return _mm256_mul_ps(d, _mm256_cvtepi32_ps(integers));
+    __m256i codes = _mm256_add_epi32(integers, _mm256_set1_epi32(kind.offset));
+    return _mm256_add_ps(_mm256_mul_ps(d, _mm256_cvtepi32_ps(codes)), m);
+}
+
+/* A K page of blocks. */
+ATH_INLINE void expand_key_blocks(const ath_block_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                                  float *tile) {
+    int64_t row_bytes = ath_block_row_bytes(layout, kind);
+    __m256i tokens = ath_block_tokens_avx2(row_bytes);
+    column col;
+    for (int p = 0; p < layout->n_parts; p++)
+        for (int e = 0; e < TOKENS / 8; e++) {
+            const uint8_t *at = page + 8 * e * row_bytes + layout->part_start[p] / ATH_KV_BLOCK * kind.bytes;
+            float *x = col.x;
+            for (int b = 0; b < layout->part_dim[p]; b += ATH_KV_BLOCK, at += kind.bytes) {
+                __m256i quads[8];
+                __m256 d, m;
+                ath_block_scales_avx2(tokens, at, &d, &m);
+                ath_block_tile_avx2(kind, tokens, at, row_bytes, quads);
+                for (int c = 0; c < ATH_KV_BLOCK; c++, x += 8) {
+                    __m256i integer = _mm256_sll_epi32(quads[c / 4], _mm_cvtsi32_si128(24 - c % 4 * 8));
+                    _mm256_store_ps(x, block_floats(kind, _mm256_srai_epi32(integer, 24), d, m));
+                }
+            }
+            finish_key_column(layout, p, e, page, col.x, tile);
+        }
+}
+
+/* One token of a V page of blocks. */
+ATH_INLINE void expand_value_blocks(const ath_block_kind kind, const ath_kv_layout *layout, const uint8_t *at,
+                                    float *row) {
+    for (int c = 0; c < layout->head_dim; c += ATH_KV_BLOCK, at += kind.bytes) {
+        int16_t halves[2];
+        memcpy(halves, at, sizeof halves);
+        __m256 d = _mm256_cvtph_ps(_mm_set1_epi16(halves[0])), m = _mm256_cvtph_ps(_mm_set1_epi16(halves[1]));
+        int8_t integers[ATH_KV_BLOCK];
+        _mm256_storeu_si256((__m256i *)(void *)integers, ath_block_row_avx2(kind, at));
+        for (int i = 0; i < ATH_KV_BLOCK; i += 8) {
+            __m256i x = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(integers + i)));
+            _mm256_storeu_ps(row + c + i, block_floats(kind, x, d, m));
+        }
+    }
+    for (int p = 0; p < layout->n_parts; p++) finish_value_row(layout, p, row + layout->part_start[p]);
+}
+
+ATH_INLINE void expand_blocks(const ath_block_kind kind, const ath_kv_layout *layout, const uint8_t *page,
+                              float *tile) {
+    if (layout->is_key) {
+        expand_key_blocks(kind, layout, page, tile);
+        return;
+    }
+    int64_t row_bytes = ath_block_row_bytes(layout, kind);
+    for (int t = 0; t < TOKENS; t++)
+        expand_value_blocks(kind, layout, page + t * row_bytes, tile + (int64_t)t * layout->head_dim);
+}
+
 static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile) {
-    if (!ath_kv_type_is_turbo(layout->type)) {
+    if (ath_kv_type_is_raw(layout->type)) {
         ath_kv_decode_page(layout, page, tile);
+        return;
+    }
+    if (!ath_kv_type_is_turbo(layout->type)) {
+#define BLOCKS(kind) expand_blocks(kind, layout, page, tile)
+        ATH_BLOCK_DISPATCH(layout->type, BLOCKS);
+#undef BLOCKS
         return;
     }
 #define EXPAND(kind) expand_page(kind, layout, page, tile)
