@@ -39,6 +39,15 @@ ATH_INLINE __m256 ath_block_centred_avx2(const ath_block_kind kind, __m256 d, __
     return _mm256_fmadd_ps(_mm256_set1_ps((float)kind.offset), d, m);
 }
 
+/* Dword j of row 4k + i becomes dword i of lane k of x[j], where r[i] has rows i and 4 + i in its lanes; and
+ * back. */
+ATH_INLINE void ath_transpose_dwords_avx2(const __m256i *r, __m256i *x) {
+    __m256i a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]);
+    __m256i c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
+    x[0] = _mm256_unpacklo_epi64(a, c), x[1] = _mm256_unpackhi_epi64(a, c);
+    x[2] = _mm256_unpacklo_epi64(b, d), x[3] = _mm256_unpackhi_epi64(b, d);
+}
+
 /* Bytes 4j ... 4j + 3 of 16 bytes of 8 tokens become the dwords of x[j]. */
 ATH_INLINE void ath_transpose_tokens_avx2(const uint8_t *at, int64_t stride, __m256i *x) {
     __m256i r[4];
@@ -46,13 +55,10 @@ ATH_INLINE void ath_transpose_tokens_avx2(const uint8_t *at, int64_t stride, __m
     for (int i = 0; i < 4; i++) {
         const __m128i *first = (const __m128i *)(const void *)(at + i * stride);
         const __m128i *second = (const __m128i *)(const void *)(at + (4 + i) * stride);
-        r[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(first)),
-                                       _mm_loadu_si128(second), 1);
+        __m128i low = _mm_loadu_si128(first), high = _mm_loadu_si128(second);
+        r[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
     }
-    __m256i a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]);
-    __m256i c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
-    x[0] = _mm256_unpacklo_epi64(a, c), x[1] = _mm256_unpackhi_epi64(a, c);
-    x[2] = _mm256_unpacklo_epi64(b, d), x[3] = _mm256_unpackhi_epi64(b, d);
+    ath_transpose_dwords_avx2(r, x);
 }
 
 /* One block of 8 tokens: dwords of x[j] are channels 4j ... 4j + 3 of a token. */

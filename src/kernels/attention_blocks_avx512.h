@@ -51,24 +51,29 @@ ATH_INLINE __m512i ath_rows_of_lanes(const uint8_t *at, int64_t stride) {
     return _mm512_inserti32x4(x, _mm_loadu_si128(fourth), 3);
 }
 
+/* Dword j of row 4k + i becomes dword i of lane k of x[j], where r[i] has rows i, 4 + i, 8 + i and 12 + i in
+ * its lanes; and back. */
+ATH_INLINE void ath_transpose_dwords_avx512(const __m512i *r, __m512i *x) {
+    __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
+    __m512i c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
+    x[0] = _mm512_unpacklo_epi64(a, c), x[1] = _mm512_unpackhi_epi64(a, c);
+    x[2] = _mm512_unpacklo_epi64(b, d), x[3] = _mm512_unpackhi_epi64(b, d);
+}
+
 /* 16 bytes of 16 tokens. K: bytes 4j ... 4j + 3 of the tokens become the dwords of x[j]. V: byte 4j + e of
  * tokens 4i ... 4i + 3 becomes dword e of lane i of x[j]. */
 ATH_INLINE void ath_transpose_rows(bool is_key, const uint8_t *at, int64_t stride, __m512i *x) {
     __m512i r[4];
     ATH_UNROLL
     for (int i = 0; i < 4; i++) r[i] = ath_rows_of_lanes(at + i * stride, stride);
-    __m512i a, b, c, d;
     if (is_key) {
-        a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
-        c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
-        x[0] = _mm512_unpacklo_epi64(a, c), x[1] = _mm512_unpackhi_epi64(a, c);
-        x[2] = _mm512_unpacklo_epi64(b, d), x[3] = _mm512_unpackhi_epi64(b, d);
-    } else {
-        a = _mm512_unpacklo_epi8(r[0], r[1]), b = _mm512_unpackhi_epi8(r[0], r[1]);
-        c = _mm512_unpacklo_epi8(r[2], r[3]), d = _mm512_unpackhi_epi8(r[2], r[3]);
-        x[0] = _mm512_unpacklo_epi16(a, c), x[1] = _mm512_unpackhi_epi16(a, c);
-        x[2] = _mm512_unpacklo_epi16(b, d), x[3] = _mm512_unpackhi_epi16(b, d);
+        ath_transpose_dwords_avx512(r, x);
+        return;
     }
+    __m512i a = _mm512_unpacklo_epi8(r[0], r[1]), b = _mm512_unpackhi_epi8(r[0], r[1]);
+    __m512i c = _mm512_unpacklo_epi8(r[2], r[3]), d = _mm512_unpackhi_epi8(r[2], r[3]);
+    x[0] = _mm512_unpacklo_epi16(a, c), x[1] = _mm512_unpackhi_epi16(a, c);
+    x[2] = _mm512_unpacklo_epi16(b, d), x[3] = _mm512_unpackhi_epi16(b, d);
 }
 
 /* The codes of a tile. at: of the first token's block. */

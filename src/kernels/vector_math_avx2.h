@@ -7,6 +7,7 @@
 #include "kernels/vector_math.h"
 
 static inline __m256 ath_exp_avx2(__m256 x) {
+    x = _mm256_min_ps(_mm256_set1_ps(89.0f), x); /* NaN stays; the result is +inf from here on */
     __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(ATH_EXP_LOG2E)),
                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-ATH_EXP_LN2_HI), x);
@@ -22,10 +23,7 @@ static inline __m256 ath_exp_avx2(__m256 x) {
     __m256i rest = _mm256_sub_epi32(k, half);
     p = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
     p = _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
-    p = _mm256_and_ps(p, _mm256_cmp_ps(x, _mm256_set1_ps(ATH_EXP_MIN), _CMP_GT_OQ));
-    p = _mm256_blendv_ps(p, _mm256_set1_ps(INFINITY),
-                         _mm256_cmp_ps(x, _mm256_set1_ps(ATH_EXP_MAX), _CMP_GT_OQ));
-    return _mm256_blendv_ps(p, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_and_ps(p, _mm256_cmp_ps(x, _mm256_set1_ps(ATH_EXP_MIN), _CMP_NLE_UQ));
 }
 
 #endif

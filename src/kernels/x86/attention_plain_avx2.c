@@ -91,7 +91,7 @@ static float softmax(float *scores, int lo, int hi, float *max, float *sum) {
         _mm256_storeu_ps(scores + t, e);
         lanes[t / 8 % 2] = _mm256_add_ps(lanes[t / 8 % 2], e);
     }
-    float factor = ath_expf(*max - m);
+    float lower = *max - m, factor = lower == 0.0f ? 1.0f : ath_expf(lower);
     *sum = *sum * factor + ath_sum_lanes_avx2(lanes[0], lanes[1]);
     *max = m;
     return factor;

@@ -1,6 +1,5 @@
-/* Encoding of turbo pages, and expansion of all encoded ones, with AVX2: the bytes and bits of
- * ath_kv_encode_page and ath_kv_decode_page. Lanes are tokens, but for the expansion of V, whose rows are
- * tokens: there they are channels. */
+/* Encoding and expansion of pages with AVX2: the bytes and bits of ath_kv_encode_page and ath_kv_decode_page.
+ * Lanes are tokens, but for the expansion of V, whose rows are tokens: there they are channels. */
 #include <math.h>
 #include <string.h>
 
@@ -39,26 +38,37 @@ ATH_INLINE void look_up_keys(const ath_unpack_kind kind, const ath_unpack_avx2 *
     }
 }
 
+/* What unrotated values of a channel are multiplied by, and what is added. */
+typedef struct key_channels {
+    float factor[ATH_MAX_HEAD_DIM], mean[ATH_MAX_HEAD_DIM];
+} key_channels;
+
+static void load_key_channels(const ath_kv_layout *layout, const uint8_t *page, key_channels *k) {
+    const float *signs = ath_rotation_signs();
+    for (int c = 0; c < layout->head_dim; c += 8) {
+        __m256 eq = ath_eq_scales_avx2(page + layout->eq_at + c);
+        _mm256_storeu_ps(k->factor + c, _mm256_mul_ps(eq, _mm256_loadu_ps(signs + c)));
+        _mm256_storeu_ps(k->mean + c, ath_load_f16_avx2(page + layout->mean_at + 2 * c));
+    }
+}
+
 /* From the rotated values of tokens 8 * eighth ... of a part of a K page to the tile. */
-static void finish_key_column(const ath_kv_layout *layout, int part, int eighth, const uint8_t *page,
+static void finish_key_column(const ath_kv_layout *layout, int part, int eighth, const key_channels *k,
                               float *x, float *tile) {
     int start = layout->part_start[part], dim = layout->part_dim[part];
     ath_butterfly_rows_avx2(x, dim);
     float *out = tile + (int64_t)start * TOKENS + 8 * eighth;
-    const uint16_t *mean = (const uint16_t *)(const void *)(page + layout->mean_at) + start;
-    const float *signs = ath_rotation_signs() + start;
     __m256 scale = _mm256_set1_ps(ath_rotation_scale(dim));
     for (int c = 0; c < dim; c++) {
         __m256 y = _mm256_mul_ps(_mm256_load_ps(x + c * 8), scale);
-        float eq = ath_eq_scale(page[layout->eq_at + (size_t)(start + c)]) * signs[c];
-        y = _mm256_add_ps(_mm256_mul_ps(y, _mm256_set1_ps(eq)), _mm256_set1_ps(ath_f16_to_f32(mean[c])));
-        _mm256_storeu_ps(out + c * TOKENS, y);
+        y = _mm256_mul_ps(y, _mm256_set1_ps(k->factor[start + c]));
+        _mm256_storeu_ps(out + c * TOKENS, _mm256_add_ps(y, _mm256_set1_ps(k->mean[start + c])));
     }
 }
 
 /* Tokens 8 * eighth ... of one part of a K page; values: of its 16. */
 static void expand_key_column(const ath_kv_layout *layout, int part, int eighth, const int8_t *values,
-                              const uint8_t *page, float *tile) {
+                              const uint8_t *page, const key_channels *channels, float *tile) {
     int dim = layout->part_dim[part];
     __m256 norm = ath_load_bf16_avx2(page + layout->norms_at + 2 * (size_t)(part * TOKENS + 8 * eighth));
     column col;
@@ -66,7 +76,7 @@ static void expand_key_column(const ath_kv_layout *layout, int part, int eighth,
         __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)(values + 16 * c + eighth % 2 * 8));
         _mm256_store_ps(col.x + c * 8, _mm256_mul_ps(norm, floats_of(bytes)));
     }
-    finish_key_column(layout, part, eighth, page, col.x, tile);
+    finish_key_column(layout, part, eighth, channels, col.x, tile);
 }
 
 /* From the rotated values of a token's part to what the tile holds, in place. */
@@ -111,14 +121,16 @@ ATH_INLINE void expand_page(const ath_unpack_kind kind, const ath_kv_layout *lay
                             float *tile) {
     const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     ath_unpack_avx2 unpack = layout->is_key ? ath_unpack_keys_avx2(code) : ath_unpack_values_avx2(code, kind);
+    key_channels channels;
+    if (layout->is_key) load_key_channels(layout, page, &channels);
     for (int p = 0; p < layout->n_parts; p++) {
         for (int g = 0; layout->is_key && g < TOKENS / 16; g++) {
             int8_t values[128 * 16];
             const uint8_t *planes =
                 page + ((int64_t)g * layout->head_dim + layout->part_start[p]) * 2 * kind.k;
             look_up_keys(kind, &unpack, planes, layout->part_dim[p], values);
-            expand_key_column(layout, p, 2 * g, values, page, tile);
-            expand_key_column(layout, p, 2 * g + 1, values, page, tile);
+            expand_key_column(layout, p, 2 * g, values, page, &channels, tile);
+            expand_key_column(layout, p, 2 * g + 1, values, page, &channels, tile);
         }
         for (int t = 0; !layout->is_key && t < TOKENS; t += 4)
             expand_value_rows(kind, layout, p, t, &unpack, page, tile);
@@ -138,6 +150,8 @@ ATH_INLINE void expand_key_blocks(const ath_block_kind kind, const ath_kv_layout
     int64_t row_bytes = ath_block_row_bytes(layout, kind);
     __m256i tokens = ath_block_tokens_avx2(row_bytes);
     column col;
+    key_channels channels;
+    load_key_channels(layout, page, &channels);
     for (int p = 0; p < layout->n_parts; p++)
         for (int e = 0; e < TOKENS / 8; e++) {
             const uint8_t *at = page + 8 * e * row_bytes + layout->part_start[p] / ATH_KV_BLOCK * kind.bytes;
@@ -152,7 +166,7 @@ ATH_INLINE void expand_key_blocks(const ath_block_kind kind, const ath_kv_layout
                     _mm256_store_ps(x, block_floats(kind, _mm256_srai_epi32(integer, 24), d, m));
                 }
             }
-            finish_key_column(layout, p, e, page, col.x, tile);
+            finish_key_column(layout, p, e, &channels, col.x, tile);
         }
 }
 
@@ -430,14 +444,185 @@ static void encode_trellis(const ath_kv_layout *layout, int part, int eighth, co
     }
 }
 
+/* One block of 8 tokens, lanes are tokens: codes, scale, minimum. */
+typedef struct block_codes_8 {
+    __m256i codes[ATH_KV_BLOCK];
+    __m256 d, m;
+} block_codes_8;
+
+static inline __m256 inverse_of(__m256 d) {
+    __m256 there = _mm256_cmp_ps(d, _mm256_setzero_ps(), _CMP_NEQ_UQ);
+    return _mm256_and_ps(there, _mm256_div_ps(_mm256_set1_ps(1.0f), d));
+}
+
+/* The values of largest magnitude, with their signs; the first of equals. */
+static inline __m256 signed_max(const __m256 *x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256 max = x[0];
+    for (int j = 1; j < ATH_KV_BLOCK; j++) {
+        __m256 larger = _mm256_cmp_ps(_mm256_andnot_ps(sign, x[j]), _mm256_andnot_ps(sign, max), _CMP_GT_OQ);
+        max = _mm256_blendv_ps(max, x[j], larger);
+    }
+    return max;
+}
+
+/* Cut off to integers of 0 .. max. */
+static inline __m256i cut_off(__m256 x, int max) {
+    x = _mm256_min_ps(_mm256_max_ps(x, _mm256_setzero_ps()), _mm256_set1_ps((float)max));
+    return _mm256_cvttps_epi32(x);
+}
+
+/* encode_symmetric of quant_legacy.c, with 16 or 32 codes. */
+static void quantise_symmetric(const __m256 *x, int n_codes, block_codes_8 *out) {
+    float middle = (float)(n_codes / 2);
+    out->d = _mm256_div_ps(signed_max(x), _mm256_set1_ps(-middle));
+    __m256 id = inverse_of(out->d), half = _mm256_set1_ps(middle + 0.5f);
+    for (int j = 0; j < ATH_KV_BLOCK; j++)
+        out->codes[j] = cut_off(_mm256_add_ps(_mm256_mul_ps(x[j], id), half), n_codes - 1);
+}
+
+/* encode_range of it. */
+static void quantise_range(const __m256 *x, int n_codes, block_codes_8 *out) {
+    __m256 max = x[0], half = _mm256_set1_ps(0.5f);
+    out->m = x[0];
+    for (int j = 1; j < ATH_KV_BLOCK; j++) {
+        out->m = _mm256_min_ps(x[j], out->m);
+        max = _mm256_max_ps(x[j], max);
+    }
+    out->d = _mm256_div_ps(_mm256_sub_ps(max, out->m), _mm256_set1_ps((float)(n_codes - 1)));
+    __m256 id = inverse_of(out->d);
+    for (int j = 0; j < ATH_KV_BLOCK; j++) {
+        __m256 y = _mm256_mul_ps(_mm256_sub_ps(x[j], out->m), id);
+        out->codes[j] = cut_off(_mm256_add_ps(y, half), n_codes - 1);
+    }
+}
+
+/* ath_quantize_q8_0: halves away from zero, by adding what is just below a half and cutting off. */
+static void quantise_bytes(const __m256 *x, block_codes_8 *out) {
+    const __m256 most = _mm256_set1_ps(127.0f), sign = _mm256_set1_ps(-0.0f);
+    const __m256 below_half = _mm256_set1_ps(0x1.fffffep-2f);
+    out->d = _mm256_div_ps(_mm256_andnot_ps(sign, signed_max(x)), most);
+    __m256 id = inverse_of(out->d);
+    for (int j = 0; j < ATH_KV_BLOCK; j++) {
+        __m256 y = _mm256_min_ps(_mm256_mul_ps(x[j], id), most);
+        y = _mm256_max_ps(y, _mm256_set1_ps(-127.0f));
+        __m256 half = _mm256_or_ps(below_half, _mm256_and_ps(y, sign));
+        out->codes[j] = _mm256_cvttps_epi32(_mm256_add_ps(y, half));
+    }
+}
+
+/* ath_quantize_iq4_nl: the value is the table's first, and a step further for each middle between neighbours
+ * that 2x exceeds. */
+static void quantise_table(const __m256 *x, block_codes_8 *out) {
+    const int8_t *table = ath_block_table();
+    __m256 id = inverse_of(_mm256_div_ps(signed_max(x), _mm256_set1_ps((float)table[0])));
+    __m256 xy = _mm256_setzero_ps(), yy = _mm256_setzero_ps();
+    for (int j = 0; j < ATH_KV_BLOCK; j++) {
+        __m256 y = _mm256_mul_ps(x[j], id), twice = _mm256_add_ps(y, y);
+        __m256i code = _mm256_setzero_si256(), value = _mm256_set1_epi32(table[0]);
+        for (int k = 0; k < 15; k++) {
+            __m256 middle = _mm256_set1_ps((float)(table[k] + table[k + 1]));
+            __m256i above = _mm256_castps_si256(_mm256_cmp_ps(twice, middle, _CMP_GT_OQ));
+            code = _mm256_sub_epi32(code, above);
+            __m256i step = _mm256_and_si256(above, _mm256_set1_epi32(table[k + 1] - table[k]));
+            value = _mm256_add_epi32(value, step);
+        }
+        y = _mm256_cvtepi32_ps(value);
+        xy = _mm256_add_ps(xy, _mm256_mul_ps(x[j], y));
+        yy = _mm256_add_ps(yy, _mm256_mul_ps(y, y));
+        out->codes[j] = code;
+    }
+    out->d = _mm256_div_ps(xy, yy);
+}
+
+/* 16 bytes of each token, bytes[j] being lane by lane those of its place j, to rows of the page. */
+static void store_rows(const __m256i *bytes, uint8_t *at, int64_t row_bytes) {
+    __m256i quads[4], rows[4];
+    for (int i = 0; i < 4; i++) {
+        quads[i] = bytes[4 * i];
+        for (int j = 1; j < 4; j++)
+            quads[i] =
+                _mm256_or_si256(quads[i], _mm256_sll_epi32(bytes[4 * i + j], _mm_cvtsi32_si128(8 * j)));
+    }
+    ath_transpose_dwords_avx2(quads, rows);
+    for (int i = 0; i < 4; i++, at += row_bytes) {
+        _mm_storeu_si128((__m128i *)(void *)at, _mm256_castsi256_si128(rows[i]));
+        _mm_storeu_si128((__m128i *)(void *)(at + 4 * row_bytes), _mm256_extracti128_si256(rows[i], 1));
+    }
+}
+
+/* The block of 8 tokens, at: of the first. */
+ATH_INLINE void store_blocks(const ath_block_kind kind, block_codes_8 *b, uint8_t *at, int64_t row_bytes) {
+    uint16_t d[8], m[8] = {0};
+    uint32_t fifth[8];
+    _mm_storeu_si128((__m128i *)(void *)d, _mm256_cvtps_ph(b->d, _MM_FROUND_TO_NEAREST_INT));
+    if (kind.has_minimum)
+        _mm_storeu_si128((__m128i *)(void *)m, _mm256_cvtps_ph(b->m, _MM_FROUND_TO_NEAREST_INT));
+    __m256i bits = _mm256_setzero_si256();
+    for (int j = 0; kind.bits == 5 && j < ATH_KV_BLOCK; j++)
+        bits =
+            _mm256_or_si256(bits, _mm256_sll_epi32(_mm256_srli_epi32(b->codes[j], 4), _mm_cvtsi32_si128(j)));
+    _mm256_storeu_si256((__m256i *)(void *)fifth, bits);
+    for (int t = 0; t < 8; t++) {
+        uint8_t *token = at + t * row_bytes;
+        memcpy(token, &d[t], sizeof d[t]);
+        if (kind.has_minimum) memcpy(token + 2, &m[t], sizeof m[t]);
+        if (kind.bits == 5) memcpy(token + kind.high_at, &fifth[t], sizeof fifth[t]);
+    }
+    const __m256i mask = _mm256_set1_epi32(kind.bits == 8 ? 255 : 15);
+    for (int j = 0; j < ATH_KV_BLOCK; j++) b->codes[j] = _mm256_and_si256(b->codes[j], mask);
+    for (int j = 0; kind.bits < 8 && j < 16; j++)
+        b->codes[j] = _mm256_or_si256(b->codes[j], _mm256_slli_epi32(b->codes[j + 16], 4));
+    store_rows(b->codes, at + kind.codes_at, row_bytes);
+    if (kind.bits == 8) store_rows(b->codes + 16, at + kind.codes_at + 16, row_bytes);
+}
+
+/* 8 tokens of a part. x: of its first channel and token. */
+ATH_INLINE void encode_block_column(const ath_block_kind kind, const ath_kv_layout *layout, int part,
+                                    int eighth, const float *x, uint8_t *out) {
+    int64_t row_bytes = ath_block_row_bytes(layout, kind);
+    uint8_t *at = out + 8 * eighth * row_bytes + layout->part_start[part] / ATH_KV_BLOCK * kind.bytes;
+    const __m256 most = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f); /* of f16 */
+    rotated r;
+    rotate_column(layout, part, x + 8 * eighth, &r);
+    for (int c = 0; c < layout->part_dim[part]; c += ATH_KV_BLOCK, at += kind.bytes) {
+        __m256 values[ATH_KV_BLOCK];
+        block_codes_8 b;
+        for (int j = 0; j < ATH_KV_BLOCK; j++)
+            values[j] = _mm256_max_ps(_mm256_min_ps(_mm256_load_ps(r.col.x + (c + j) * 8), most), least);
+        if (kind.bits == 8)
+            quantise_bytes(values, &b);
+        else if (kind.has_table)
+            quantise_table(values, &b);
+        else if (kind.has_minimum)
+            quantise_range(values, 1 << kind.bits, &b);
+        else
+            quantise_symmetric(values, 1 << kind.bits, &b);
+        store_blocks(kind, &b, at, row_bytes);
+    }
+}
+
+ATH_INLINE void encode_blocks(const ath_block_kind kind, const ath_kv_layout *layout, const float *x,
+                              uint8_t *out) {
+    for (int p = 0; p < layout->n_parts; p++)
+        for (int e = 0; e < TOKENS / 8; e++)
+            encode_block_column(kind, layout, p, e, x + (int64_t)layout->part_start[p] * TOKENS, out);
+}
+
 static void encode(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out, float *scratch) {
-    if (!ath_kv_type_is_turbo(layout->type)) {
+    if (ath_kv_type_is_raw(layout->type)) {
         ath_kv_encode_page(layout, tile, out, scratch);
         return;
     }
-    const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     load_tile(layout, tile, scratch);
     if (layout->is_key) prepare_key(layout, scratch, out);
+    if (!ath_kv_type_is_turbo(layout->type)) {
+#define BLOCKS(kind) encode_blocks(kind, layout, scratch, out)
+        ATH_BLOCK_DISPATCH(layout->type, BLOCKS);
+#undef BLOCKS
+        return;
+    }
+    const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     for (int p = 0; p < layout->n_parts; p++) {
         const float *x = scratch + (int64_t)layout->part_start[p] * TOKENS;
         if (code->thresholds) {

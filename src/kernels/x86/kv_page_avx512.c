@@ -1,6 +1,6 @@
-/* Encoding of turbo pages, and expansion of all encoded ones, with AVX-512: the bytes and bits of
- * ath_kv_encode_page and ath_kv_decode_page. Lanes are tokens, but for the expansion of V, whose rows are
- * tokens: there they are channels. */
+/* Encoding and expansion of pages with AVX-512: the bytes and bits of ath_kv_encode_page and
+ * ath_kv_decode_page. Lanes are tokens, but for the expansion of V, whose rows are tokens: there they are
+ * channels. */
 #include <math.h>
 #include <string.h>
 
@@ -44,27 +44,38 @@ ATH_INLINE __m512 byte_of_lanes(__m512i x, int i) {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, (unsigned)(24 - 8 * i)), 24));
 }
 
+/* What unrotated values of a channel are multiplied by, and what is added. */
+typedef struct key_channels {
+    float factor[ATH_MAX_HEAD_DIM], mean[ATH_MAX_HEAD_DIM];
+} key_channels;
+
+static void load_key_channels(const ath_kv_layout *layout, const uint8_t *page, key_channels *k) {
+    const float *signs = ath_rotation_signs();
+    for (int c = 0; c < layout->head_dim; c += 16) {
+        __m512 eq = ath_eq_scales_avx512(page + layout->eq_at + c);
+        _mm512_storeu_ps(k->factor + c, _mm512_mul_ps(eq, _mm512_loadu_ps(signs + c)));
+        _mm512_storeu_ps(k->mean + c, ath_load_f16_avx512(page + layout->mean_at + 2 * c));
+    }
+}
+
 /* From the rotated values of 16 tokens of a part of a K page to the tile. */
-static void finish_key_column(const ath_kv_layout *layout, int part, int group, const uint8_t *page, float *x,
-                              float *tile) {
+static void finish_key_column(const ath_kv_layout *layout, int part, int group, const key_channels *k,
+                              float *x, float *tile) {
     int start = layout->part_start[part], dim = layout->part_dim[part];
     hadamard_column(x, dim);
     float *out = tile + (int64_t)start * TOKENS + 16 * group;
-    const uint16_t *mean = (const uint16_t *)(const void *)(page + layout->mean_at) + start;
-    const float *signs = ath_rotation_signs() + start;
-    float scale = ath_rotation_scale(dim);
+    __m512 scale = _mm512_set1_ps(ath_rotation_scale(dim));
     for (int c = 0; c < dim; c++) {
-        __m512 y = _mm512_mul_ps(_mm512_load_ps(x + c * 16), _mm512_set1_ps(scale));
-        float eq = ath_eq_scale(page[layout->eq_at + (size_t)(start + c)]) * signs[c];
-        y = _mm512_add_ps(_mm512_mul_ps(y, _mm512_set1_ps(eq)), _mm512_set1_ps(ath_f16_to_f32(mean[c])));
-        _mm512_storeu_ps(out + c * TOKENS, y);
+        __m512 y = _mm512_mul_ps(_mm512_load_ps(x + c * 16), scale);
+        y = _mm512_mul_ps(y, _mm512_set1_ps(k->factor[start + c]));
+        _mm512_storeu_ps(out + c * TOKENS, _mm512_add_ps(y, _mm512_set1_ps(k->mean[start + c])));
     }
 }
 
 /* 16 tokens of one part of a K page. */
 ATH_INLINE void expand_key_column(const ath_unpack_kind kind, const ath_kv_layout *layout, int part,
                                   int group, const ath_unpack_avx512 *unpack, const uint8_t *page,
-                                  float *tile) {
+                                  const key_channels *channels, float *tile) {
     int start = layout->part_start[part], dim = layout->part_dim[part], k = ath_kv_turbo_bits(layout->type);
     const uint8_t *first = page + ((int64_t)group * layout->head_dim + start) * 2 * k, *planes = first;
     __m512 norm = ath_load_bf16_avx512(page + layout->norms_at + 2 * (size_t)(part * TOKENS + 16 * group));
@@ -79,7 +90,7 @@ ATH_INLINE void expand_key_column(const ath_unpack_kind kind, const ath_kv_layou
                 _mm512_store_ps(col.x + (c + 4 * j + i) * 16, _mm512_mul_ps(norm, byte_of_lanes(values, i)));
         }
     }
-    finish_key_column(layout, part, group, page, col.x, tile);
+    finish_key_column(layout, part, group, channels, col.x, tile);
 }
 
 /* From the rotated values of a token's part to its row of the tile. */
@@ -117,8 +128,11 @@ ATH_INLINE void expand_value_rows(const int n_regs, const ath_unpack_kind kind, 
 ATH_INLINE void expand_keys(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
                             float *tile) {
     ath_unpack_avx512 unpack = ath_unpack_keys_avx512(ath_turbo_code_of(layout->type), kind, 0);
+    key_channels channels;
+    load_key_channels(layout, page, &channels);
     for (int p = 0; p < layout->n_parts; p++)
-        for (int g = 0; g < TOKENS / 16; g++) expand_key_column(kind, layout, p, g, &unpack, page, tile);
+        for (int g = 0; g < TOKENS / 16; g++)
+            expand_key_column(kind, layout, p, g, &unpack, page, &channels, tile);
 }
 
 ATH_INLINE void expand_values(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
@@ -146,6 +160,8 @@ ATH_INLINE void expand_key_blocks(const ath_block_kind kind, const ath_kv_layout
     ath_block_unpack unpack = ath_block_unpack_avx512(kind, true, row_bytes);
     const __m512i bias = _mm512_set1_epi32(kind.has_minimum ? 0 : ath_block_bias(kind));
     column col;
+    key_channels channels;
+    load_key_channels(layout, page, &channels);
     for (int p = 0; p < layout->n_parts; p++)
         for (int g = 0; g < TOKENS / 16; g++) {
             const uint8_t *at = page + 16 * g * row_bytes + layout->part_start[p] / ATH_KV_BLOCK * kind.bytes;
@@ -162,7 +178,7 @@ ATH_INLINE void expand_key_blocks(const ath_block_kind kind, const ath_kv_layout
                     _mm512_store_ps(x, kind.has_minimum ? _mm512_add_ps(y, m) : y);
                 }
             }
-            finish_key_column(layout, p, g, page, col.x, tile);
+            finish_key_column(layout, p, g, &channels, col.x, tile);
         }
 }
 
@@ -501,14 +517,185 @@ static void encode_trellis(const ath_kv_layout *layout, int part, int group, con
     }
 }
 
+/* One block of 16 tokens, lanes are tokens: codes, scale, minimum. */
+typedef struct block_codes_16 {
+    __m512i codes[ATH_KV_BLOCK];
+    __m512 d, m;
+} block_codes_16;
+
+static inline __m512 inverse_of(__m512 d) {
+    __mmask16 there = _mm512_cmp_ps_mask(d, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    return _mm512_maskz_div_ps(there, _mm512_set1_ps(1.0f), d);
+}
+
+/* The values of largest magnitude, with their signs; the first of equals. */
+static inline __m512 signed_max(const __m512 *x) {
+    __m512 max = x[0];
+    for (int j = 1; j < ATH_KV_BLOCK; j++) {
+        __mmask16 larger = _mm512_cmp_ps_mask(_mm512_abs_ps(x[j]), _mm512_abs_ps(max), _CMP_GT_OQ);
+        max = _mm512_mask_mov_ps(max, larger, x[j]);
+    }
+    return max;
+}
+
+/* Cut off to integers of 0 .. max. */
+static inline __m512i cut_off(__m512 x, int max) {
+    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_setzero_ps()), _mm512_set1_ps((float)max));
+    return _mm512_cvttps_epi32(x);
+}
+
+/* encode_symmetric of quant_legacy.c, with 16 or 32 codes. */
+static void quantise_symmetric(const __m512 *x, int n_codes, block_codes_16 *out) {
+    float middle = (float)(n_codes / 2);
+    out->d = _mm512_div_ps(signed_max(x), _mm512_set1_ps(-middle));
+    __m512 id = inverse_of(out->d), half = _mm512_set1_ps(middle + 0.5f);
+    for (int j = 0; j < ATH_KV_BLOCK; j++)
+        out->codes[j] = cut_off(_mm512_add_ps(_mm512_mul_ps(x[j], id), half), n_codes - 1);
+}
+
+/* encode_range of it. */
+static void quantise_range(const __m512 *x, int n_codes, block_codes_16 *out) {
+    __m512 max = x[0], half = _mm512_set1_ps(0.5f);
+    out->m = x[0];
+    for (int j = 1; j < ATH_KV_BLOCK; j++) {
+        out->m = _mm512_min_ps(x[j], out->m);
+        max = _mm512_max_ps(x[j], max);
+    }
+    out->d = _mm512_div_ps(_mm512_sub_ps(max, out->m), _mm512_set1_ps((float)(n_codes - 1)));
+    __m512 id = inverse_of(out->d);
+    for (int j = 0; j < ATH_KV_BLOCK; j++) {
+        __m512 y = _mm512_mul_ps(_mm512_sub_ps(x[j], out->m), id);
+        out->codes[j] = cut_off(_mm512_add_ps(y, half), n_codes - 1);
+    }
+}
+
+/* ath_quantize_q8_0: halves away from zero, by adding what is just below a half and cutting off. */
+static void quantise_bytes(const __m512 *x, block_codes_16 *out) {
+    const __m512 most = _mm512_set1_ps(127.0f), sign = _mm512_set1_ps(-0.0f);
+    const __m512 below_half = _mm512_set1_ps(0x1.fffffep-2f);
+    out->d = _mm512_div_ps(_mm512_abs_ps(signed_max(x)), most);
+    __m512 id = inverse_of(out->d);
+    for (int j = 0; j < ATH_KV_BLOCK; j++) {
+        __m512 y = _mm512_min_ps(_mm512_mul_ps(x[j], id), most);
+        y = _mm512_max_ps(y, _mm512_set1_ps(-127.0f));
+        __m512 half = _mm512_or_ps(below_half, _mm512_and_ps(y, sign));
+        out->codes[j] = _mm512_cvttps_epi32(_mm512_add_ps(y, half));
+    }
+}
+
+/* ath_quantize_iq4_nl: the code is the number of middles between neighbours of the table that 2x exceeds. */
+static void quantise_table(const __m512 *x, block_codes_16 *out) {
+    const int8_t *table = ath_block_table();
+    __m512 values =
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)table)));
+    __m512 id = inverse_of(_mm512_div_ps(signed_max(x), _mm512_set1_ps((float)table[0])));
+    __m512 xy = _mm512_setzero_ps(), yy = _mm512_setzero_ps();
+    for (int j = 0; j < ATH_KV_BLOCK; j++) {
+        __m512 y = _mm512_mul_ps(x[j], id), twice = _mm512_add_ps(y, y);
+        __m512i code = _mm512_setzero_si512();
+        for (int k = 0; k < 15; k++) {
+            __m512 middle = _mm512_set1_ps((float)(table[k] + table[k + 1]));
+            __mmask16 above = _mm512_cmp_ps_mask(twice, middle, _CMP_GT_OQ);
+            code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(1));
+        }
+        y = _mm512_permutexvar_ps(code, values);
+        xy = _mm512_add_ps(xy, _mm512_mul_ps(x[j], y));
+        yy = _mm512_add_ps(yy, _mm512_mul_ps(y, y));
+        out->codes[j] = code;
+    }
+    out->d = _mm512_div_ps(xy, yy);
+}
+
+/* 16 bytes of each token, bytes[j] being lane by lane those of its place j, to rows of the page. */
+static void store_rows(const __m512i *bytes, uint8_t *at, int64_t row_bytes) {
+    __m512i quads[4], rows[4];
+    for (int i = 0; i < 4; i++) {
+        quads[i] = bytes[4 * i];
+        for (int j = 1; j < 4; j++)
+            quads[i] =
+                _mm512_or_si512(quads[i], _mm512_sll_epi32(bytes[4 * i + j], _mm_cvtsi32_si128(8 * j)));
+    }
+    ath_transpose_dwords_avx512(quads, rows);
+    for (int i = 0; i < 4; i++, at += row_bytes) {
+        _mm_storeu_si128((__m128i *)(void *)at, _mm512_castsi512_si128(rows[i]));
+        _mm_storeu_si128((__m128i *)(void *)(at + 4 * row_bytes), _mm512_extracti32x4_epi32(rows[i], 1));
+        _mm_storeu_si128((__m128i *)(void *)(at + 8 * row_bytes), _mm512_extracti32x4_epi32(rows[i], 2));
+        _mm_storeu_si128((__m128i *)(void *)(at + 12 * row_bytes), _mm512_extracti32x4_epi32(rows[i], 3));
+    }
+}
+
+/* The block of 16 tokens, at: of the first. */
+ATH_INLINE void store_blocks(const ath_block_kind kind, block_codes_16 *b, uint8_t *at, int64_t row_bytes) {
+    uint16_t d[16], m[16];
+    uint32_t fifth[16];
+    _mm256_storeu_si256((__m256i *)(void *)d, _mm512_cvtps_ph(b->d, _MM_FROUND_TO_NEAREST_INT));
+    if (kind.has_minimum)
+        _mm256_storeu_si256((__m256i *)(void *)m, _mm512_cvtps_ph(b->m, _MM_FROUND_TO_NEAREST_INT));
+    __m512i bits = _mm512_setzero_si512();
+    for (int j = 0; kind.bits == 5 && j < ATH_KV_BLOCK; j++)
+        bits =
+            _mm512_or_si512(bits, _mm512_sll_epi32(_mm512_srli_epi32(b->codes[j], 4), _mm_cvtsi32_si128(j)));
+    _mm512_storeu_si512(fifth, bits);
+    for (int t = 0; t < 16; t++) {
+        uint8_t *token = at + t * row_bytes;
+        memcpy(token, &d[t], sizeof d[t]);
+        if (kind.has_minimum) memcpy(token + 2, &m[t], sizeof m[t]);
+        if (kind.bits == 5) memcpy(token + kind.high_at, &fifth[t], sizeof fifth[t]);
+    }
+    const __m512i mask = _mm512_set1_epi32(kind.bits == 8 ? 255 : 15);
+    for (int j = 0; j < ATH_KV_BLOCK; j++) b->codes[j] = _mm512_and_si512(b->codes[j], mask);
+    for (int j = 0; kind.bits < 8 && j < 16; j++)
+        b->codes[j] = _mm512_or_si512(b->codes[j], _mm512_slli_epi32(b->codes[j + 16], 4));
+    store_rows(b->codes, at + kind.codes_at, row_bytes);
+    if (kind.bits == 8) store_rows(b->codes + 16, at + kind.codes_at + 16, row_bytes);
+}
+
+/* 16 tokens of a part. x: of its first channel and token. */
+ATH_INLINE void encode_block_column(const ath_block_kind kind, const ath_kv_layout *layout, int part,
+                                    int group, const float *x, uint8_t *out) {
+    int64_t row_bytes = ath_block_row_bytes(layout, kind);
+    uint8_t *at = out + 16 * group * row_bytes + layout->part_start[part] / ATH_KV_BLOCK * kind.bytes;
+    const __m512 most = _mm512_set1_ps(65504.0f), least = _mm512_set1_ps(-65504.0f); /* of f16 */
+    rotated r;
+    rotate_column(layout, part, x + 16 * group, &r);
+    for (int c = 0; c < layout->part_dim[part]; c += ATH_KV_BLOCK, at += kind.bytes) {
+        __m512 values[ATH_KV_BLOCK];
+        block_codes_16 b;
+        for (int j = 0; j < ATH_KV_BLOCK; j++)
+            values[j] = _mm512_max_ps(_mm512_min_ps(_mm512_load_ps(r.col.x + (c + j) * 16), most), least);
+        if (kind.bits == 8)
+            quantise_bytes(values, &b);
+        else if (kind.has_table)
+            quantise_table(values, &b);
+        else if (kind.has_minimum)
+            quantise_range(values, 1 << kind.bits, &b);
+        else
+            quantise_symmetric(values, 1 << kind.bits, &b);
+        store_blocks(kind, &b, at, row_bytes);
+    }
+}
+
+ATH_INLINE void encode_blocks(const ath_block_kind kind, const ath_kv_layout *layout, const float *x,
+                              uint8_t *out) {
+    for (int p = 0; p < layout->n_parts; p++)
+        for (int g = 0; g < TOKENS / 16; g++)
+            encode_block_column(kind, layout, p, g, x + (int64_t)layout->part_start[p] * TOKENS, out);
+}
+
 static void encode(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out, float *scratch) {
-    if (!ath_kv_type_is_turbo(layout->type)) {
+    if (ath_kv_type_is_raw(layout->type)) {
         ath_kv_encode_page(layout, tile, out, scratch);
         return;
     }
-    const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     load_tile(layout, tile, scratch);
     if (layout->is_key) prepare_key(layout, scratch, out);
+    if (!ath_kv_type_is_turbo(layout->type)) {
+#define BLOCKS(kind) encode_blocks(kind, layout, scratch, out)
+        ATH_BLOCK_DISPATCH(layout->type, BLOCKS);
+#undef BLOCKS
+        return;
+    }
+    const ath_turbo_code *code = ath_turbo_code_of(layout->type);
     for (int p = 0; p < layout->n_parts; p++) {
         const float *x = scratch + (int64_t)layout->part_start[p] * TOKENS;
         if (code->thresholds) {
