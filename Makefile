@@ -32,7 +32,8 @@ check-versus: check-tools $(SMOLLM2) $(GEMMA)
 curve: check-tools
 	@. tools/setup.sh && ath_need_python .cache/plot bench/plot_requirements.txt
 	$(VERSUS) --curve qwen3-l4 --out bench/machines/curve.csv $(CURVE_FLAGS)
-	.cache/plot/bin/python bench/plot.py bench/machines/curve.csv -o docs/curve.svg
+	.cache/plot/bin/python bench/plot.py bench/machines/curve.csv -o docs/curve.svg \
+		--table athanor:f16,athanor:turbo3,athanor:turbo3_tcq,llama.cpp:f16
 
 check-memory: check-tools
 	$(CHECK) bench/check_memory.py --athanor $(ATHANOR) --make-model $(SHARED)/bench/make_model.py

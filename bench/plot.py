@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Decode and prefill against depth, from the CSV of `athanor bench --curve` or `versus.py --curve`.
 
-    plot.py CURVE.csv [MORE.csv ...] -o curve.svg        # or .png
+    plot.py CURVE.csv [MORE.csv ...] -o curve.svg [--table athanor:f16,athanor:turbo3,llama.cpp:f16]       # or .png
 
-A line per cache type; llama.cpp's, where the files have them, are dashed. Needs matplotlib.
+A line per cache type; llama.cpp's, where the files have them, are dashed. --table prints the figures of some lines in Markdown.
+Needs matplotlib.
 """
 import argparse
 import csv
@@ -50,12 +51,28 @@ def draw(axis, lines, column, title):
     axis.set_xticks(ticks, [f"{t // 1024}K" if t >= 1024 else str(t) for t in ticks])
 
 
+def print_table(lines, names):
+    """A row per depth: decode of each line, then prefill of each."""
+    keys = [tuple(name.split(":")) for name in names.split(",")]
+    titles = [f"`{kind}`" if engine == "athanor" else f"{engine} `{kind}`" for engine, kind in keys]
+    print("| tokens in the cache | " + " | ".join(f"{word}{t}" for word in ("decode ", "prefill ") for t in titles) + " |")
+    print("|---" * (2 * len(keys) + 1) + "|")
+    rows = {key: {int(r["depth"]): r for r in lines.get(key, [])} for key in keys}
+    for depth in sorted({d for of_line in rows.values() for d in of_line}):
+        cells = [f"{float(rows[key][depth][column]):.0f}" if depth in rows[key] else ""
+                 for column in ("tg_ts", "pp_ts") for key in keys]
+        print(f"| {depth} | " + " | ".join(cells) + " |")
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("csv", nargs="+", type=pathlib.Path)
     ap.add_argument("-o", "--output", required=True, type=pathlib.Path)
+    ap.add_argument("--table", metavar="ENGINE:TYPE,...", help="print these lines as a table")
     a = ap.parse_args()
     lines = read(a.csv)
+    if a.table:
+        print_table(lines, a.table)
     first = next(iter(lines.values()))[0]
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharex=True)
     draw(axes[0], lines, "tg_ts", "decode")

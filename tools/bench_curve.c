@@ -50,6 +50,7 @@ static int fill_row_bytes(curve *c) {
     if (!c->row_bytes) return ath_tool_fail("out of memory");
     for (int il = 0; il < c->runner.info.n_layers && code < 0; il++) {
         ath_layer_info l = ath_engine_layer(c->runner.engine, il);
+        if (l.cache == ATH_LAYER_RECURRENT) continue; /* keeps no rows */
         double *bytes = c->row_bytes[il];
         code = encoded_bytes(t->type_k, l.n_kv_heads, l.head_dim_k, true, &bytes[0]);
         if (code < 0) code = encoded_bytes(t->type_v, l.n_kv_heads, l.head_dim_v, false, &bytes[2]);

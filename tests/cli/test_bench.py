@@ -171,6 +171,15 @@ def test_curve(bench):
         assert float(r["percent_of_bandwidth"]) == pytest.approx(100 * float(r["gb_per_s"]) / float(r["bandwidth_gb_per_s"]), rel=0.01, abs=0.2)
 
 
+@pytest.mark.parametrize("family", ["gemma3", "deepseek2", "qwen35"])
+def test_curve_of_other_layers(athanor_release, golden, family):
+    """Windows, latent attention, recurrent layers: every step reads less of a compressed cache."""
+    path = golden / family / "model.gguf"
+    out = athanor_release("bench", "--curve", "-m", path, "-d", 384, "--types", "f16,turbo3", "-p", 16, "-n", 4, "--memory-size", 16)
+    f16, turbo3 = csv.DictReader(io.StringIO(out.stdout.decode()))
+    assert 0 < float(turbo3["cache_bytes_per_token"]) < float(f16["cache_bytes_per_token"])
+
+
 def test_commands(bench, fails):
     lines = bench("--commands", "-d", 896, "-p", 16, "-n", 4, "-ctk", "turbo3", "-ctv", "turbo3",
                   input=b"depth 896\ntg 4\npp 16\ntg 4\ndepth 0\npp 16\n").stdout.splitlines()
