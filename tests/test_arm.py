@@ -14,7 +14,7 @@ from golden import Golden, logits, mean_kld
 BUILD = folder("ATH_ARM", ROOT / "build/arm")
 LIBRARIES = ROOT / ".cache/arm64"
 CPUS = {"max": "neon dotprod i8mm", "neoverse-n1": "neon dotprod", "cortex-a57": "neon"}
-PROGRAMS = ["test_attention", "test_kernels", "test_trellis"]
+PROGRAMS = sorted(p.name for p in (BUILD / "tests").glob("test_*"))
 
 pytestmark = pytest.mark.skipif(not (BUILD / "bin/athanor").exists() or not shutil.which("qemu-aarch64"),
                                 reason=f"no qemu-aarch64, or no ARM build in {BUILD}")

@@ -91,8 +91,10 @@ ATH_INLINE void scores_page(const ath_unpack_kind kind, const ath_kv_layout *lay
     }
 }
 
+/* What fetching the next page ahead brings on ARM has not been measured: it is left to the hardware. */
 static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
-                         int group0, int group1, float *scores) {
+                         int group0, int group1, float *scores, const uint8_t *next) {
+    (void)next;
     for (int h = 0; h < n; h += 4, q += 4, scores += 4 * ATH_PAGE_TOKENS) {
         int heads = n - h < 4 ? n - h : 4;
 #define SCORES(kind) scores_page(kind, layout, page, q, heads, group0, group1, scores)
@@ -169,7 +171,8 @@ ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *lay
 }
 
 static void turbo_accumulate(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
-                             const float *weights, int n, float *acc) {
+                             const float *weights, int n, float *acc, const uint8_t *next) {
+    (void)next;
 #define VALUES(kind) values_page(kind, layout, page, lo, hi, weights, n, acc)
     ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), VALUES);
 #undef VALUES

@@ -2,6 +2,7 @@
  * file defines the vector type and its operations, then includes this.
  *
  *   lanes_t, LANES                      vector of LANES floats
+ *   COLUMNS                             columns at a time: their sums, 4 * COLUMNS / LANES, must fit into registers
  *   lanes_load, lanes_store, lanes_set  aligned, aligned, of one float in all lanes
  *   lanes_loadu, lanes_storeu           unaligned
  *   lanes_add, lanes_mul
@@ -12,9 +13,9 @@
 #include "kernels/delta_rule.h"
 #include "kernels/unroll.h"
 
-enum { BLOCK = 32, VECTORS = BLOCK / LANES };
+enum { BLOCK = 32, VECTORS = COLUMNS / LANES };
 
-/* M^T k and M^T q. */
+/* M^T k and M^T q, of columns from the state's first on. */
 ATH_INLINE void multiply(const float *state, int dim, const float *k, const float *q, lanes_t *u, lanes_t *w) {
     lanes_t sum[2][2][VECTORS];
     ATH_UNROLL
@@ -51,19 +52,23 @@ ATH_INLINE void update(float *state, int dim, const float *k, lanes_t decay, con
     }
 }
 
-ATH_INLINE void delta_rule(const ath_delta_block *b) {
-    for (int64_t row = 0; row < b->n_rows; row++) {
-        const float *q = b->q + row * b->stride, *k = b->k + row * b->stride, *v = b->v + row * b->stride;
-        lanes_t beta = lanes_set(b->beta[row * b->gate_stride]), decay = lanes_set(b->decay[row * b->gate_stride]);
-        lanes_t qk = lanes_set(b->qk[row * b->qk_stride]), u[VECTORS], w[VECTORS], d[VECTORS];
-        multiply(b->state, b->dim, k, q, u, w);
-        ATH_UNROLL
-        for (int n = 0; n < VECTORS; n++) {
-            d[n] = lanes_mul(beta, lanes_fnma(decay, u[n], lanes_loadu(v + n * LANES)));
-            lanes_storeu(b->out + row * b->out_stride + n * LANES, lanes_fma(d[n], qk, lanes_mul(decay, w[n])));
-        }
-        update(b->state, b->dim, k, decay, d);
+ATH_INLINE void delta_columns(const ath_delta_block *b, int64_t row, int column) {
+    const float *q = b->q + row * b->stride, *k = b->k + row * b->stride, *v = b->v + row * b->stride + column;
+    float *state = b->state + column, *out = b->out + row * b->out_stride + column;
+    lanes_t beta = lanes_set(b->beta[row * b->gate_stride]), decay = lanes_set(b->decay[row * b->gate_stride]);
+    lanes_t qk = lanes_set(b->qk[row * b->qk_stride]), u[VECTORS], w[VECTORS], d[VECTORS];
+    multiply(state, b->dim, k, q, u, w);
+    ATH_UNROLL
+    for (int n = 0; n < VECTORS; n++) {
+        d[n] = lanes_mul(beta, lanes_fnma(decay, u[n], lanes_loadu(v + n * LANES)));
+        lanes_storeu(out + n * LANES, lanes_fma(d[n], qk, lanes_mul(decay, w[n])));
     }
+    update(state, b->dim, k, decay, d);
+}
+
+ATH_INLINE void delta_rule(const ath_delta_block *b) {
+    for (int64_t row = 0; row < b->n_rows; row++)
+        for (int column = 0; column < BLOCK; column += COLUMNS) delta_columns(b, row, column);
 }
 
 #endif

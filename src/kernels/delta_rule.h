@@ -34,5 +34,6 @@ ath_delta_fn ath_delta_kernel(uint32_t flags);
 void ath_delta_rule_c(const ath_delta_block *block);
 void ath_delta_rule_avx2(const ath_delta_block *block);
 void ath_delta_rule_avx512(const ath_delta_block *block);
+void ath_delta_rule_neon(const ath_delta_block *block);
 
 #endif

@@ -486,9 +486,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (argc > 1 && strcmp(argv[1], "--quick") == 0) dim_step = 4;
-    char flags[64];
-    ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
-    printf("seed %d, CPU: %s\n", SEED, flags);
+    print_seed_and_cpu(SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),        cmocka_unit_test(test_softmax),
         cmocka_unit_test(test_encoded_keys), cmocka_unit_test(test_encoded_values),

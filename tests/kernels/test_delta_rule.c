@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "kernels/cpu_flags.h"
 #include "kernels/delta_rule.h"
+#include "kernels/versions.h"
 #include "kernels/weights.h"
 
 enum { SEED = 20261202, BLOCK = 32, MAX_DIM = 128, MAX_ROWS = 64, STRIDE = 2 * MAX_DIM + BLOCK + 5, GATES = 3 };
@@ -68,7 +68,6 @@ static void fill_qk(int dim) {
 static void test_versions(void **unused) {
     (void)unused;
     static float state_c[MAX_DIM * BLOCK], out_c[MAX_ROWS * (BLOCK + 1)];
-    static const uint32_t masks[] = {~0u, ATH_CPU_AVX2, 0};
     for (int dim = 2; dim <= MAX_DIM; dim += dim < 8 ? 2 : 24) {
         for (int64_t n_rows = 1; n_rows <= MAX_ROWS; n_rows = n_rows * 2 + 1) {
             fill_qk(dim);
@@ -76,7 +75,7 @@ static void test_versions(void **unused) {
             ath_delta_rule_c(&b);
             memcpy(state_c, state, sizeof state);
             memcpy(out_c, out, sizeof out);
-            for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
+            for (int m = 0; m < N_MASKS; m++) {
                 b = start(dim, n_rows);
                 ath_delta_kernel(ath_cpu_flags(masks[m]))(&b);
                 assert_memory_equal(state, state_c, sizeof state);
@@ -160,6 +159,7 @@ int main(int argc, char **argv) {
         bench();
         return 0;
     }
+    print_seed_and_cpu(SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_versions),
         cmocka_unit_test(test_truth),

@@ -420,9 +420,7 @@ static int bench(void) {
 
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench();
-    char flags[64];
-    ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
-    printf("seed %d, CPU: %s\n", SEED, flags);
+    print_seed_and_cpu(SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_versions_agree),
         cmocka_unit_test(test_extremes),

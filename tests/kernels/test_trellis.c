@@ -11,9 +11,9 @@
 #include <cmocka.h>
 
 #include "codec/trellis.h"
-#include "kernels/cpu_flags.h"
 #include "kernels/trellis_arm.h"
 #include "kernels/trellis_x86.h"
+#include "kernels/versions.h"
 
 enum { SEED = 20266, MAX_LANES = 32, KINDS = 6 };
 
@@ -114,9 +114,7 @@ static void test_neon(void **state) {
 }
 
 int main(void) {
-    char flags[64];
-    ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
-    printf("seed %d, CPU: %s\n", SEED, flags);
+    print_seed_and_cpu(SEED);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_avx2), cmocka_unit_test(test_avx512),
                                        cmocka_unit_test(test_neon)};
     return cmocka_run_group_tests_name("trellis encoders", tests, NULL, NULL);

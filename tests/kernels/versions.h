@@ -1,14 +1,23 @@
-/* Masks of CPU flags, one for each version of the kernels that this architecture has besides plain C. */
+/* The versions of the kernels that this machine can run. */
 #ifndef ATH_TESTS_KERNELS_VERSIONS_H
 #define ATH_TESTS_KERNELS_VERSIONS_H
 
+#include <stdio.h>
+
 #include "kernels/cpu_flags.h"
 
+/* Masks of CPU flags, one for each version that this architecture has besides plain C. */
 #if defined(__aarch64__)
 static const uint32_t masks[] = {ATH_CPU_NEON, ATH_CPU_NEON | ATH_CPU_DOTPROD, ~0u};
 #else
 static const uint32_t masks[] = {ATH_CPU_AVX2, ~0u};
 #endif
 enum { N_MASKS = sizeof masks / sizeof masks[0] };
+
+static inline void print_seed_and_cpu(int seed) {
+    char flags[64];
+    ath_cpu_flags_describe(ath_cpu_flags(~0u), flags, sizeof flags);
+    printf("seed %d, CPU: %s\n", seed, flags);
+}
 
 #endif

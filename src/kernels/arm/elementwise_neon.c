@@ -14,6 +14,10 @@ ATH_INLINE float32x4_t silu(float32x4_t x) {
     return gated(x, vnegq_f32(x));
 }
 
+ATH_INLINE float32x4_t sigmoid(float32x4_t x) {
+    return gated(vdupq_n_f32(1.0f), vnegq_f32(x));
+}
+
 ATH_INLINE float32x4_t gelu(float32x4_t x) {
     float32x4_t t = vfmaq_f32(vdupq_n_f32(ATH_GELU_A), vmulq_f32(x, x), vdupq_n_f32(ATH_GELU_B));
     return gated(x, vmulq_f32(vnegq_f32(x), t));
@@ -55,6 +59,10 @@ static void gate_gelu(float *gate, const float *up, int64_t n) {
     gate_with(gelu, as_is, gate, up, n);
 }
 
+static void gate_sigmoid(float *gate, const float *up, int64_t n) {
+    gate_with(sigmoid, as_is, gate, up, n);
+}
+
 static void gate_swiglu_oai(float *gate, const float *up, int64_t n) {
     gate_with(swiglu_gate, swiglu_up, gate, up, n);
 }
@@ -62,5 +70,6 @@ static void gate_swiglu_oai(float *gate, const float *up, int64_t n) {
 void ath_elementwise_kernels_neon(ath_elementwise_kernels *k) {
     k->gate_silu = gate_silu;
     k->gate_gelu = gate_gelu;
+    k->gate_sigmoid = gate_sigmoid;
     k->gate_swiglu_oai = gate_swiglu_oai;
 }

@@ -31,6 +31,8 @@ ath_delta_fn ath_delta_kernel(uint32_t flags) {
 #if defined(__x86_64__)
     if ((flags & ATH_CPU_AVX512_ALL) == ATH_CPU_AVX512_ALL) return ath_delta_rule_avx512;
     if (flags & ATH_CPU_AVX2) return ath_delta_rule_avx2;
+#elif defined(__aarch64__)
+    if (flags & ATH_CPU_NEON) return ath_delta_rule_neon;
 #else
     (void)flags;
 #endif

@@ -4,7 +4,7 @@
 #include "kernels/delta_rule.h"
 #include "kernels/unroll.h"
 
-enum { LANES = 8 };
+enum { LANES = 8, COLUMNS = 32 };
 typedef __m256 lanes_t;
 
 ATH_INLINE lanes_t lanes_load(const float *p) {

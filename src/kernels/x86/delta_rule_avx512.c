@@ -4,7 +4,7 @@
 #include "kernels/delta_rule.h"
 #include "kernels/unroll.h"
 
-enum { LANES = 16 };
+enum { LANES = 16, COLUMNS = 32 };
 typedef __m512 lanes_t;
 
 ATH_INLINE lanes_t lanes_load(const float *p) {
