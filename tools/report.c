@@ -55,6 +55,9 @@ void ath_report_times(const ath_report *r) {
     ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f ms", "load time", e.load_ms);
     time_line("prompt eval time", r->prompt_ms, r->n_prompt, "tokens");
     time_line("eval time", r->eval_ms, r->n_eval, "runs  ");
+    if (s.prefill_ms > 0 && s.prefill_encode_ms > 0)
+        ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f ms, %.1f %% of prompt eval time", "page encoding",
+                     s.prefill_encode_ms, 100 * s.prefill_encode_ms / s.prefill_ms);
     ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f ms / %5zu tokens", "total time",
                  ath_tool_now_ms() - r->start_ms, r->n_prompt + r->n_eval);
     ath_tool_log(ATH_LOG_INFO, "%16s = %10.2f MiB; %.1f %% of the rows read were compressed", "cache",
@@ -116,6 +119,12 @@ static void add_session(cJSON *json, const ath_session *session) {
     add(json, "v_rows_f16", (double)s.v_rows_f16);
     add(json, "share_compressed", ath_report_share(&s));
     add(json, "saturated", (double)s.saturated);
+    add(json, "prefill_ms", s.prefill_ms);
+    add(json, "prefill_encode_ms", s.prefill_encode_ms);
+    add(json, "prefill_store_ms", s.prefill_store_ms);
+    add(json, "decode_ms", s.decode_ms);
+    add(json, "decode_encode_ms", s.decode_encode_ms);
+    add(json, "decode_store_ms", s.decode_store_ms);
 }
 
 static void add_ids(cJSON *json, const char *name, const ath_token *ids, size_t n) {

@@ -249,6 +249,8 @@ typedef struct ath_session_stats {
     uint64_t saturated;                /* values outside +-65504 that were clamped */
     uint64_t tokens_prefill, tokens_decode; /* evaluated: in passes of several rows, of one row */
     double prefill_ms, decode_ms;
+    /* Of these: to encode full cache pages; to convert and store K and V of new tokens. */
+    double prefill_encode_ms, decode_encode_ms, prefill_store_ms, decode_store_ms;
 } ath_session_stats;
 void ath_session_get_stats(const ath_session *session, ath_session_stats *stats);
 /* Counters of one layer: k compressed, k f16, v compressed, v f16. */

@@ -166,6 +166,7 @@ static ath_status run_pass(ath_session *s, const ath_batch *b, bool want_last, a
     if (b->on_logits && !s->chunk) s->chunk = malloc(LOGITS_CHUNK * (size_t)m->n_vocab * sizeof *s->chunk);
     if (b->on_logits && !s->chunk) return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for logits");
     double start = ath_now_ms();
+    ath_kv_work before = ath_kv_get_work(s->kv);
     bool prefill = n_rows > b->n_parts;
     ath_device_use_threads(s->engine->device, prefill);
     fill_pass(s, b, n_rows);
@@ -182,7 +183,10 @@ static ath_status run_pass(ath_session *s, const ath_batch *b, bool want_last, a
             ath_model_logits(m, s->pass, row + (int64_t)b->parts[i].n - 1, 1, last_logits(s, seq));
         row += (int64_t)b->parts[i].n;
     }
+    ath_kv_work after = ath_kv_get_work(s->kv);
     *(prefill ? &s->stats.prefill_ms : &s->stats.decode_ms) += ath_now_ms() - start;
+    *(prefill ? &s->stats.prefill_encode_ms : &s->stats.decode_encode_ms) += after.encode_ms - before.encode_ms;
+    *(prefill ? &s->stats.prefill_store_ms : &s->stats.decode_store_ms) += after.store_ms - before.store_ms;
     *(prefill ? &s->stats.tokens_prefill : &s->stats.tokens_decode) += (uint64_t)n_rows;
     return ATH_OK;
 }

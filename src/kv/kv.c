@@ -231,6 +231,7 @@ static ath_status tables_init(ath_kv *kv, ath_error *err) {
         uint8_t **mem = (uint8_t **)pages;
         for (int kind = 0; kind < 2; kind++, mem += n_pages) seq->mem[kind] = mem;
         seq->entry = (uint8_t *)mem;
+        seq->pending = -1;
     }
     return ATH_OK;
 }
@@ -308,6 +309,10 @@ static page_count count_held(const ath_kv *kv, int kind) {
     }
     count.entries = kv->pool[kind].n_in_use - count.own;
     return count;
+}
+
+ath_kv_work ath_kv_get_work(const ath_kv *kv) {
+    return kv->work;
 }
 
 void ath_kv_get_stats(const ath_kv *kv, ath_kv_stats *stats) {

@@ -87,8 +87,8 @@ typedef struct ath_kv_rows {
 /* Takes the pages that are needed. ATH_ERR_CONTEXT or ATH_ERR_NOMEM leave everything as it was. Rows of the
  * batch are those of seqs[0], then seqs[1] ...; a sequence appears once. */
 ath_status ath_kv_begin(ath_kv *kv, const ath_kv_rows *seqs, int n_seqs, ath_error *err);
-/* k [rows][n_kv_heads*head_dim_k], v likewise, after rope. Stores them and encodes the pages that became
- * full. */
+/* k [rows][n_kv_heads*head_dim_k], v likewise, after rope. Stores them and encodes the pages that became full; those
+ * that a few rows filled are encoded little by little in the next batches, which read them in f16. */
 void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v);
 /* args: scale, softcap, sink_logits, n_heads, q and out are the caller's; the rest is filled here. */
 void ath_kv_attend(ath_kv *kv, int layer, ath_attn_args *args);
@@ -120,7 +120,7 @@ void ath_kv_clear(ath_kv *kv, int seq);
 
 /* ---- a sequence as bytes: what is in its tables, for a cache of the same shape (kv_save.c) */
 size_t ath_kv_save_size(const ath_kv *kv, int seq);
-void ath_kv_save(const ath_kv *kv, int seq, uint8_t *out); /* out [ath_kv_save_size] */
+void ath_kv_save(ath_kv *kv, int seq, uint8_t *out); /* out [ath_kv_save_size] */
 /* In place of what the sequence holds. Refuses, with the reason, bytes that are damaged or of another shape, and
  * a sequence that is longer than n_ctx; the sequence is empty then. */
 ath_status ath_kv_load(ath_kv *kv, int seq, const uint8_t *in, size_t size, ath_error *err);
@@ -132,6 +132,13 @@ typedef struct ath_kv_stats {
     uint64_t saturated; /* values outside +-65504 that were clamped */
 } ath_kv_stats;
 void ath_kv_get_stats(const ath_kv *kv, ath_kv_stats *stats);
+/* Work that was done, aborted batches included. */
+typedef struct ath_kv_work {
+    uint64_t encoded; /* pages of one side of one head */
+    double encode_ms; /* that this took */
+    double store_ms;  /* that K and V of new tokens took to be converted and stored */
+} ath_kv_work;
+ath_kv_work ath_kv_get_work(const ath_kv *kv);
 const ath_attn_counters *ath_kv_counters(const ath_kv *kv, int layer); /* since creation or reset */
 void ath_kv_reset_counters(ath_kv *kv);
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/half.h"
 #include "kv/kv_private.h"
 
@@ -25,7 +26,8 @@ ath_status ath_kv_batch_init(ath_kv *kv, ath_error *err) {
     batch->states = calloc(n_seqs, sizeof *batch->states);
     batch->runs = calloc(n_segments, sizeof *batch->runs);
     batch->segments = calloc(n_segments, sizeof *batch->segments);
-    batch->jobs = calloc(n_segments * 2 * (size_t)shape->max_kv_heads + 1, sizeof *batch->jobs);
+    batch->max_jobs = (int64_t)n_segments * 2 * shape->max_kv_heads + 1;
+    batch->jobs = calloc((size_t)batch->max_jobs, sizeof *batch->jobs);
     bool ok = batch->parts && batch->attn && batch->segments && batch->jobs && batch->states && batch->runs;
     /* Pages that are not kept after the batch lie wholly within it: n_ubatch / 128 at most. */
     size_t n_scratch = (size_t)(shape->n_ubatch / ATH_PAGE_TOKENS);
@@ -121,7 +123,10 @@ static void cut_segments(ath_kv *kv, ath_kv_part *part, int64_t row0, int64_t *n
         int64_t n = ATH_PAGE_TOKENS - at;
         if (n > part->n_rows - done) n = part->n_rows - done;
         int64_t scratch = tiles && !part->seq->page[ATH_KV_RECENT][page] ? (*n_scratch)++ : -1;
-        batch->segments[batch->n_segments++] = (ath_kv_segment){part->seq, page, row0 + done, n, at, scratch};
+        bool defers = tiles && scratch < 0 && at + n == ATH_PAGE_TOKENS && part->n_rows <= ATH_KV_FEW_ROWS &&
+                      !kv->losses;
+        batch->segments[batch->n_segments++] =
+            (ath_kv_segment){part->seq, page, row0 + done, n, at, scratch, defers};
         done += n;
     }
 }
@@ -163,6 +168,7 @@ ath_status ath_kv_begin(ath_kv *kv, const ath_kv_rows *seqs, int n_seqs, ath_err
         cut_segments(kv, part, batch->n_rows, &n_scratch);
         batch->n_rows += part->n_rows;
     }
+    ath_kv_encode_due(kv);
     return ATH_OK;
 }
 
@@ -173,7 +179,7 @@ typedef struct append_job {
     const float *src[2];
 } append_job;
 
-static uint16_t *tile_of(const ath_kv *kv, const ath_kv_segment *segment, const ath_kv_place *place,
+uint16_t *ath_kv_tile_of(const ath_kv *kv, const ath_kv_segment *segment, const ath_kv_place *place,
                          int is_value) {
     const ath_kv_side *side = &place->side[is_value];
     uint8_t *tile = segment->scratch >= 0
@@ -252,7 +258,7 @@ static void append_task(void *arg, int64_t task, int thread) {
     value_counts counts = {0, 0};
     if (side->encoded) {
         uint16_t *tile =
-            tile_of(job->kv, segment, place, is_value) + (size_t)head * head_dim * ATH_PAGE_TOKENS;
+            ath_kv_tile_of(job->kv, segment, place, is_value) + (size_t)head * head_dim * ATH_PAGE_TOKENS;
         write_rows(tile, ATH_KV_F16, !is_value, layout->head_dim, segment->at, src, stride, segment->n_rows,
                    &counts);
         if (segment->page == 0 && segment->at < ATH_SINK_TOKENS)
@@ -273,31 +279,11 @@ static void note_bad_layer(ath_kv_batch *batch, int layer) {
     batch->n_bad_layer = batch->n_bad;
 }
 
-static int64_t list_full_pages(ath_kv *kv, const ath_kv_place *place) {
-    ath_kv_batch *batch = &kv->batch;
-    int64_t n = 0;
-    for (int64_t s = 0; s < batch->n_segments; s++) {
-        const ath_kv_segment *segment = &batch->segments[s];
-        if (segment->at + segment->n_rows < ATH_PAGE_TOKENS) continue;
-        for (int is_value = 0; is_value < 2; is_value++) {
-            const ath_kv_side *side = &place->side[is_value];
-            if (!side->encoded) continue;
-            const ath_kv_layout *layout = &side->attn.layout;
-            const uint16_t *tile = tile_of(kv, segment, place, is_value);
-            uint8_t *out = segment->seq->mem[place->kind][segment->page] + side->attn.offset;
-            for (int h = 0; h < place->n_kv_heads; h++)
-                batch->jobs[n++] =
-                    (ath_encode_job){layout, tile + (size_t)h * (size_t)layout->head_dim * ATH_PAGE_TOKENS,
-                                     out + (size_t)h * layout->bytes};
-        }
-    }
-    return n;
-}
-
 void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v) {
     ath_kv_batch *batch = &kv->batch;
     append_job job = {kv, &kv->shape.layers[layer], {k, v}};
     const ath_kv_place *place = job.place;
+    double start = ath_now_ms();
     int64_t n_tasks = batch->n_segments * place->n_kv_heads * 2;
     int64_t values = batch->n_rows * place->n_kv_heads *
                      (place->side[0].attn.layout.head_dim + place->side[1].attn.layout.head_dim);
@@ -306,9 +292,8 @@ void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v) {
     else
         for (int64_t task = 0; task < n_tasks; task++) append_task(&job, task, 0);
     note_bad_layer(batch, layer);
-    int64_t n_jobs = list_full_pages(kv, place);
-    if (n_jobs > 0) ath_op_encode_pages(kv->device, batch->jobs, n_jobs);
-    if (kv->losses) ath_kv_measure_jobs(kv, layer, n_jobs);
+    kv->work.store_ms += ath_now_ms() - start;
+    ath_kv_encode_full(kv, layer);
 }
 
 /* ---- attend */
@@ -318,10 +303,10 @@ static int64_t list_recent(ath_kv *kv, const ath_kv_place *place, const ath_kv_p
     const ath_kv_segment *segment = &kv->batch.segments[part->first_segment];
     const uint16_t **tiles = kv->batch.recent[is_value];
     const ath_kv_segment before = {.seq = part->seq, .page = first, .scratch = -1};
-    if (first < segment->page) tiles[at++] = tile_of(kv, &before, place, is_value);
+    if (first < segment->page) tiles[at++] = ath_kv_tile_of(kv, &before, place, is_value);
     int64_t last = (part->seq->length + part->n_rows - 1) / ATH_PAGE_TOKENS;
     for (int64_t page = segment->page; page <= last; page++)
-        tiles[at++] = tile_of(kv, segment + (page - segment->page), place, is_value);
+        tiles[at++] = ath_kv_tile_of(kv, segment + (page - segment->page), place, is_value);
     return at;
 }
 
@@ -448,6 +433,11 @@ ath_status ath_kv_commit(ath_kv *kv, ath_error *err) {
         return ATH_FAIL(err, ATH_ERR_FORMAT,
                         "layer %d: %llu of the new values are NaN or infinite", batch->bad_layer,
                         (unsigned long long)batch->n_bad_layer);
+    }
+    for (int64_t i = 0; i < batch->n_segments; i++) {
+        if (!batch->segments[i].defers) continue;
+        batch->segments[i].seq->pending = batch->segments[i].page;
+        batch->segments[i].seq->pending_done = 0;
     }
     for (int p = 0; p < batch->n_parts; p++) advance(kv, batch->parts[p].seq, batch->parts[p].n_rows);
     kv->saturated += batch->n_saturated;

@@ -56,6 +56,7 @@ static void cut(ath_kv *kv, ath_kv_seq *seq, int64_t n) {
     ath_kv_drop_tail(kv, seq, n);
     memset(seq->entry + n / ATH_PAGE_TOKENS + 1, ATH_ENTRY_NONE,
            (size_t)(kv->shape.n_pages - n / ATH_PAGE_TOKENS));
+    if (n < (seq->pending + 1) * ATH_PAGE_TOKENS) seq->pending = -1; /* that page is no longer full */
     seq->length = n;
 }
 
@@ -77,7 +78,8 @@ void ath_kv_clear(ath_kv *kv, int seq) {
 int64_t ath_kv_fork(ath_kv *kv, int dst_index, int src_index, int64_t n) {
     if (dst_index == src_index) return ath_kv_truncate(kv, src_index, n);
     ath_kv_seq *dst = &kv->seqs[dst_index];
-    const ath_kv_seq *src = &kv->seqs[src_index];
+    ath_kv_seq *src = &kv->seqs[src_index];
+    ath_kv_encode_rest(kv, src);
     ath_kv_clear(kv, dst_index);
     n = ath_kv_entry_before(kv, src_index, n);
     for (int kind = 0; kind < ATH_KV_KINDS; kind++)

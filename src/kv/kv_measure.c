@@ -16,6 +16,7 @@ ath_status ath_kv_measure(ath_kv *kv, ath_error *err) {
         }
     kv->losses = calloc((size_t)shape->n_layers * (size_t)shape->max_kv_heads * 2, sizeof *kv->losses);
     kv->decoded = malloc(most * ATH_PAGE_TOKENS * sizeof *kv->decoded);
+    for (int s = 0; s < shape->n_seqs; s++) ath_kv_encode_rest(kv, &kv->seqs[s]);
     if (kv->losses && kv->decoded) return ATH_OK;
     ath_kv_measure_free(kv);
     return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory to measure what encoding loses");

@@ -21,6 +21,7 @@ enum {
     ATH_KV_SINKS,    /* index 0 alone */
     ATH_KV_KINDS,
     ATH_KV_MAX_MARKS = 8, /* explicit entry points of a sequence; the oldest one makes room */
+    ATH_KV_FEW_ROWS = 16, /* of a sequence in a batch at most, if the page that they fill is to be left pending */
     ATH_KV_MAX_STATES = 8, /* automatic entry points that keep a state */
 };
 
@@ -97,6 +98,8 @@ typedef struct ath_kv_seq {
     uint8_t **mem[2]; /* page[kind][i]->mem of the kinds FULL and WINDOWED, as attention wants it */
     uint8_t *entry;   /* [n_pages + 1] ATH_ENTRY_*, by boundary */
     ath_page *replaced[ATH_KV_KINDS]; /* shared page that this batch took a copy of; back on abort */
+    int64_t pending;      /* page that is full and not encoded yet (kv_encode.c), or -1 */
+    int64_t pending_done; /* of its encode jobs */
 } ath_kv_seq;
 
 /* A sequence's rows that fall into one page. */
@@ -107,6 +110,7 @@ typedef struct ath_kv_segment {
     int at;               /* token of the first row inside the page */
     int64_t
         scratch; /* index of its scratch tile, or -1: it has a page of the kind RECENT (or needs no tile) */
+    bool defers; /* it fills its page, whose encoding will be pending */
 } ath_kv_segment;
 
 typedef struct ath_kv_part { /* a sequence in the batch */
@@ -122,7 +126,8 @@ typedef struct ath_kv_batch {
     int n_parts;
     ath_kv_segment *segments; /* [n_ubatch/128 + 2 n_seqs] */
     int64_t n_segments;
-    ath_encode_job *jobs;
+    ath_encode_job *jobs; /* [max_jobs] */
+    int64_t max_jobs;
     ath_attn_seq *attn;         /* [n_seqs] */
     ath_state_seq *states;      /* [n_seqs] */
     ath_state_run *runs;        /* of all sequences, one per segment at most */
@@ -142,6 +147,7 @@ struct ath_kv {
     ath_kv_batch batch;
     ath_attn_counters *counters; /* [n_layers] */
     uint64_t saturated;
+    ath_kv_work work;
     size_t bytes_scratch;
     ath_kv_loss *losses; /* [n_layers][max_kv_heads][2]; NULL: not measured */
     float *decoded;      /* a page of one head, while it is measured */
@@ -166,6 +172,17 @@ bool ath_kv_can_enter(const ath_kv *kv, const ath_kv_seq *seq, int64_t n);
 /* Batch arrays; freed by ath_kv_free, also after a failure. */
 ath_status ath_kv_batch_init(ath_kv *kv, ath_error *err);
 void ath_kv_batch_free(ath_kv *kv);
+
+/* The f16 tile of a segment's page, of all heads of one side of a layer. */
+uint16_t *ath_kv_tile_of(const ath_kv *kv, const ath_kv_segment *segment, const ath_kv_place *place,
+                         int is_value);
+
+/* Encoding. What the batch's sequences owe of pending pages by its end (when it begins); all that is pending of a
+ * sequence (before its pages are shared or looked at from outside); the pages of a layer that the batch fills, but for
+ * those that are left pending (after its rows were stored). */
+void ath_kv_encode_due(ath_kv *kv);
+void ath_kv_encode_rest(ath_kv *kv, ath_kv_seq *seq);
+void ath_kv_encode_full(ath_kv *kv, int layer);
 
 /* Adds what the first n encode jobs of the batch lost. */
 void ath_kv_measure_jobs(ath_kv *kv, int layer, int64_t n_jobs);

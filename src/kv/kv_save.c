@@ -74,8 +74,9 @@ size_t ath_kv_save_size(const ath_kv *kv, int seq_index) {
     return size;
 }
 
-void ath_kv_save(const ath_kv *kv, int seq_index, uint8_t *out) {
-    const ath_kv_seq *seq = &kv->seqs[seq_index];
+void ath_kv_save(ath_kv *kv, int seq_index, uint8_t *out) {
+    ath_kv_seq *seq = &kv->seqs[seq_index];
+    ath_kv_encode_rest(kv, seq);
     save_header header = {.magic = SAVE_MAGIC,
                           .shape = shape_checksum(&kv->shape),
                           .length = (uint64_t)seq->length};

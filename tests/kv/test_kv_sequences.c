@@ -59,6 +59,51 @@ static void chunks_of_any_size(void **state) {
     }
 }
 
+static const ath_kv_layer encoded_layers[] = {
+    {.n_kv_heads = 2, .head_dim_k = 16, .head_dim_v = 16, .type_k = ATH_KV_TURBO3, .type_v = ATH_KV_TURBO2},
+    {.n_kv_heads = 1, .head_dim_k = 16, .head_dim_v = 16, .type_k = ATH_KV_F16, .type_v = ATH_KV_TURBO4},
+};
+
+/* Tokens that come one by one: a page that they fill is encoded in the course of the next 128, about as much of it with
+ * each, and is there when it is needed, which the device checks. */
+static void full_pages_are_encoded_little_by_little(void **state) {
+    (void)state;
+    enum { JOBS = 5 };
+    world *w = world_new(encoded_layers, 2, 1000, 0, 512);
+    append(w, 0, 250);
+    int64_t at_start = (int64_t)ath_kv_get_work(w->kv).encoded, before = at_start;
+    assert_int_equal(at_start, JOBS);
+    for (int64_t n = 251; n <= 560; n++) {
+        append(w, 0, 1);
+        int64_t now = (int64_t)ath_kv_get_work(w->kv).encoded, pages = n / 128 - 2, rows = n % 128;
+        assert_in_range(now - before, 0, 1);
+        if (n >= 256) assert_int_equal(now - at_start, JOBS * pages + (JOBS * rows + 127) / 128);
+        before = now;
+    }
+    fork_to(w, 1, 0, 512); /* ends what was left of the page that ended there: 48 of 128 were done */
+    assert_int_equal((int64_t)ath_kv_get_work(w->kv).encoded - at_start, 3 * JOBS);
+    append(w, 1, 150);
+    append(w, 0, 150);
+    world_free(w);
+}
+
+/* Going back drops what a page that is no longer full was owed, and keeps what one that still is was. */
+static void pending_pages_survive_going_back(void **state) {
+    (void)state;
+    world *w = world_new(encoded_layers, 2, 2000, 4, 512);
+    append(w, 0, 640);
+    for (int i = 0; i < 20; i++) append(w, 0, 7); /* 780: the page that ends at 768 is pending */
+    for (int64_t back = 1; back < 128; back += 9) {
+        int64_t n = 780 - back;
+        assert_int_equal(ath_kv_truncate(w->kv, 0, n), n);
+        append(w, 0, 780 - n - 1);
+        append(w, 0, 1);
+    }
+    append(w, 0, 100);
+    append(w, 0, 400);
+    world_free(w);
+}
+
 static void rollback_of_128_is_exact(void **state) {
     (void)state;
     world *w = world_new(mixed_layers, N_MIXED, 2000, 0, 512);
@@ -452,6 +497,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(effective_types_are_told),
         cmocka_unit_test(chunks_of_any_size),
+        cmocka_unit_test(full_pages_are_encoded_little_by_little),
+        cmocka_unit_test(pending_pages_survive_going_back),
         cmocka_unit_test(rollback_of_128_is_exact),
         cmocka_unit_test(truncate_goes_back_to_an_entry_point),
         cmocka_unit_test(marks_are_entry_points),
