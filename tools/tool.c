@@ -50,6 +50,15 @@ void ath_tool_catch_interrupt(void) {
     sigaction(SIGINT, &action, NULL);
 }
 
+static bool was_interrupted(void *unused) {
+    (void)unused;
+    return ath_tool_interrupted;
+}
+
+void ath_tool_stop_on_interrupt(ath_session *session) {
+    ath_session_set_cancel(session, was_interrupted, NULL);
+}
+
 /* ---- log */
 
 static struct {
@@ -218,6 +227,7 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     p->n_adapters = the_adapters.n;
     p->repack = ATH_ARG_ON(args, REPACK);
     p->check_tensors = ATH_ARG_ON(args, CHECK_TENSORS);
+    p->exact_activations = strcmp(ATH_ARG_TEXT(args, ACTIVATIONS), "f32") == 0;
     rope_params(args, p);
     int batch = 0;
     int code = isa_mask(args, &p->cpu_mask);
@@ -238,6 +248,7 @@ int ath_tool_session_params(const ath_args *args, ath_session_params *p) {
     p->type_v = ATH_ARG_TEXT(args, CACHE_V);
     p->kv_layers = ATH_ARG_TEXT(args, KV_LAYERS);
     p->swa_full = ATH_ARG_ON(args, SWA_FULL);
+    p->debug_k_bias = ATH_ARG_TEXT(args, DEBUG_K_BIAS);
     return in_int(args, ATH_FLAG_ENTRY_EVERY, 0, &p->entry_every);
 }
 

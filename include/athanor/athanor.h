@@ -57,6 +57,8 @@ typedef struct ath_engine_params {
     int n_threads_batch; /* prefill; 0: n_threads */
     int n_ubatch;        /* most rows of one pass through the model; default 512 */
     bool repack;         /* copy weights into the fastest layout at load (default) */
+    bool exact_activations; /* products with quantised weights take activations in F32 instead of rounding them to 8
+                               bits: several times slower, and what a change of the cache does shows without that noise */
     bool metadata_only;  /* no weights, no device: for inspection and tokenizing */
     bool check_tensors;  /* refuse NaN and infinity in weights */
     uint32_t cpu_mask;   /* CPU features that may be used, ~0u: all (see --isa) */
@@ -181,6 +183,8 @@ typedef struct ath_session_params {
     const char *kv_layers; /* per-layer overrides "0-1,-1:k=q8_0;3:v=f16,k=f16"; NULL: none */
     int entry_every;       /* pages of 128 tokens between automatic entry points; default 32, 0: none */
     bool swa_full;         /* sliding-window layers keep the whole context */
+    const char *debug_k_bias; /* a constant on channels of K after its rotation, to test what a cache makes of it:
+                                 "LAYERS:CHANNELS=VALUE[;...]", channels of every head, "0-1,-1:28,62-63=450"; NULL: none */
 } ath_session_params;
 
 ath_session_params ath_session_params_default(void);
@@ -208,6 +212,11 @@ typedef struct ath_batch {
     void *user;
 } ath_batch;
 ath_status ath_session_eval(ath_session *session, const ath_batch *batch, ath_error *err);
+
+/* cancelled is asked from the calling thread before each layer and between pieces of logits (NULL: never). When it says
+ * true the call fails with ATH_ERR_CANCELLED: a pass whose layers were not all done is undone; one that was giving
+ * logits to on_logits stays in the sequence, and gives no more. */
+void ath_session_set_cancel(ath_session *session, bool (*cancelled)(void *user), void *user);
 
 /* [n_vocab] logits of the sequence's last evaluated row; NULL before the first. Valid until the next evaluation. */
 const float *ath_session_logits(const ath_session *session, int seq);
@@ -261,6 +270,7 @@ void ath_session_layer_rows(const ath_session *session, int layer, uint64_t rows
 ath_status ath_session_measure(ath_session *session, ath_error *err);
 typedef struct ath_cache_error {
     double k, v; /* root of squared errors over squares of the values; 0 where nothing was encoded */
+    double norm_k, norm_v; /* root of the mean square of the vectors' norms */
 } ath_cache_error;
 /* head -1: all heads of the layer. */
 ath_cache_error ath_session_cache_error(const ath_session *session, int layer, int head);

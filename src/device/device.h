@@ -45,6 +45,7 @@ typedef struct ath_device_params {
     int n_threads_batch; /* prefill; >= 1 */
     uint32_t cpu_mask;   /* CPU flags that may be used; ~0u: all */
     int64_t max_rows;    /* largest batch: sizes scratch */
+    bool exact;          /* products take activations in F32, whatever the weights' type; else most types take 8 bits */
 } ath_device_params;
 
 typedef struct ath_rope {   /* rotary embedding, prepared once per (model, kind of layer) */

@@ -22,7 +22,7 @@ static ath_status check_params(const ath_engine *e, const ath_session_params *p,
     return ATH_OK;
 }
 
-static ath_status create_buffers(ath_session *s, ath_error *err) {
+static ath_status create_buffers(ath_session *s, const ath_session_params *p, ath_error *err) {
     const ath_engine *e = s->engine;
     size_t n_vocab = (size_t)e->model->n_vocab, n_seqs = (size_t)s->n_seqs;
     s->logits = malloc(n_seqs * n_vocab * sizeof *s->logits);
@@ -31,7 +31,11 @@ static ath_status create_buffers(ath_session *s, ath_error *err) {
     s->rows = malloc(n_seqs * sizeof *s->rows);
     if (!s->logits || !s->has_logits || !s->tokens || !s->rows)
         return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for the logits of %d sequences", s->n_seqs);
-    return ath_pass_create(&s->pass, e->model, s->kv, s->n_ctx, e->n_ubatch, err);
+    ATH_TRY(ath_pass_create(&s->pass, e->model, s->kv, s->n_ctx, e->n_ubatch, err));
+    if (!p->debug_k_bias) return ATH_OK;
+    ATH_TRY(ath_k_bias_parse(&s->k_bias, &s->pass->k_width, e->model, p->debug_k_bias, err));
+    s->pass->k_bias = s->k_bias;
+    return ATH_OK;
 }
 
 static ath_status create_cache(ath_session *s, const ath_session_params *p, ath_kv_layer *layers, ath_error *err) {
@@ -79,7 +83,7 @@ ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_
     }
     ath_status status = create_cache(s, p, layers, err);
     free(layers);
-    if (status == ATH_OK) status = create_buffers(s, err);
+    if (status == ATH_OK) status = create_buffers(s, p, err);
     if (status != ATH_OK) {
         ath_session_close(&s);
         return status;
@@ -100,6 +104,7 @@ void ath_session_close(ath_session **session) {
     free(s->chunk);
     free(s->tokens);
     free(s->rows);
+    free(s->k_bias);
     free(s);
     *session = NULL;
 }
@@ -146,16 +151,21 @@ static void fill_pass(ath_session *s, const ath_batch *b, int64_t n_rows) {
 
 static float *last_logits(ath_session *s, int seq) { return s->logits + (size_t)seq * (size_t)s->engine->model->n_vocab; }
 
+static ath_status cancelled(ath_error *err) { return ATH_FAIL(err, ATH_ERR_CANCELLED, "cancelled by the caller"); }
+
 /* Logits of all rows of a part, in chunks, to the caller; the last row's stay with the sequence. */
-static void give_all_logits(ath_session *s, const ath_batch *b, int part, int64_t row0) {
+static ath_status give_all_logits(ath_session *s, const ath_batch *b, int part, int64_t row0, ath_error *err) {
     int64_t n = (int64_t)b->parts[part].n, n_vocab = s->engine->model->n_vocab;
     for (int64_t at = 0; at < n; at += LOGITS_CHUNK) {
         int64_t take = n - at < LOGITS_CHUNK ? n - at : LOGITS_CHUNK;
+        if (s->pass->cancelled && s->pass->cancelled(s->pass->cancel_user)) return cancelled(err);
         ath_model_logits(s->engine->model, s->pass, row0 + at, take, s->chunk);
         for (int64_t i = 0; i < take; i++) b->on_logits(b->user, part, (size_t)(at + i), s->chunk + i * n_vocab);
         if (at + take == n)
             memcpy(last_logits(s, b->parts[part].seq), s->chunk + (take - 1) * n_vocab, (size_t)n_vocab * sizeof(float));
     }
+    s->has_logits[b->parts[part].seq] = true;
+    return ATH_OK;
 }
 
 /* want_last: parts without on_logits still leave the logits of their last row. */
@@ -171,14 +181,17 @@ static ath_status run_pass(ath_session *s, const ath_batch *b, bool want_last, a
     ath_device_use_threads(s->engine->device, prefill);
     fill_pass(s, b, n_rows);
     ATH_TRY(ath_kv_begin(s->kv, s->rows, b->n_parts, err));
-    ath_model_forward(m, s->pass, s->tokens);
+    if (!ath_model_forward(m, s->pass, s->tokens)) {
+        ath_kv_abort(s->kv);
+        return cancelled(err);
+    }
     ATH_TRY(ath_kv_commit(s->kv, err));
     int64_t row = 0;
     for (int i = 0; i < b->n_parts; i++) {
         int seq = b->parts[i].seq;
-        s->has_logits[seq] = b->on_logits || want_last;
+        s->has_logits[seq] = !b->on_logits && want_last;
         if (b->on_logits)
-            give_all_logits(s, b, i, row);
+            ATH_TRY(give_all_logits(s, b, i, row, err));
         else if (want_last)
             ath_model_logits(m, s->pass, row + (int64_t)b->parts[i].n - 1, 1, last_logits(s, seq));
         row += (int64_t)b->parts[i].n;
@@ -213,6 +226,11 @@ ath_status ath_session_append(ath_session *s, int seq, const ath_token *tokens, 
         pos += (int64_t)take;
     }
     return ATH_OK;
+}
+
+void ath_session_set_cancel(ath_session *s, bool (*cancelled)(void *user), void *user) {
+    s->pass->cancelled = cancelled;
+    s->pass->cancel_user = user;
 }
 
 const float *ath_session_logits(const ath_session *s, int seq) {
@@ -256,19 +274,26 @@ void ath_session_clear(ath_session *s, int seq) {
 
 ath_status ath_session_measure(ath_session *s, ath_error *err) { return ath_kv_measure(s->kv, err); }
 
-static double relative_error(const ath_session *s, int layer, int head, int side) {
-    ath_kv_loss sum = {0, 0};
+static ath_kv_loss loss_of(const ath_session *s, int layer, int head, int side) {
+    ath_kv_loss sum = {0, 0, 0};
     int n_heads = ath_engine_layer(s->engine, layer).n_kv_heads;
     for (int h = head < 0 ? 0 : head; h < (head < 0 ? n_heads : head + 1); h++) {
         ath_kv_loss loss = ath_kv_loss_of(s->kv, layer, h, side);
         sum.error2 += loss.error2;
         sum.norm2 += loss.norm2;
+        sum.n += loss.n;
     }
-    return sum.norm2 > 0 ? sqrt(sum.error2 / sum.norm2) : 0;
+    return sum;
 }
 
 ath_cache_error ath_session_cache_error(const ath_session *s, int layer, int head) {
-    return (ath_cache_error){relative_error(s, layer, head, 0), relative_error(s, layer, head, 1)};
+    double error[2], norm[2];
+    for (int side = 0; side < 2; side++) {
+        ath_kv_loss loss = loss_of(s, layer, head, side);
+        error[side] = loss.norm2 > 0 ? sqrt(loss.error2 / loss.norm2) : 0;
+        norm[side] = loss.n > 0 ? sqrt(loss.norm2 / (double)loss.n) : 0;
+    }
+    return (ath_cache_error){error[0], error[1], norm[0], norm[1]};
 }
 
 void ath_session_layer_rows(const ath_session *s, int layer, uint64_t rows[4]) {

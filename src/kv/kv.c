@@ -68,6 +68,7 @@ static ath_status layer_init(ath_kv_shape *shape, int index, const ath_kv_params
     place->kind = layer->window > 0 && !params->swa_full ? ATH_KV_WINDOWED : ATH_KV_FULL;
     if (place->kind == ATH_KV_WINDOWED && shape->max_window < layer->window)
         shape->max_window = layer->window;
+    shape->has_plain |= ath_kv_type_is_plain(layer->type_k) || ath_kv_type_is_plain(layer->type_v);
     if (shape->max_kv_heads < layer->n_kv_heads) shape->max_kv_heads = layer->n_kv_heads;
     ATH_TRY(
         side_init(shape, place, 0, ath_kv_stored_type(layer->type_k, layer->window), layer->head_dim_k, err));

@@ -124,7 +124,7 @@ static void cut_segments(ath_kv *kv, ath_kv_part *part, int64_t row0, int64_t *n
         if (n > part->n_rows - done) n = part->n_rows - done;
         int64_t scratch = tiles && !part->seq->page[ATH_KV_RECENT][page] ? (*n_scratch)++ : -1;
         bool defers = tiles && scratch < 0 && at + n == ATH_PAGE_TOKENS && part->n_rows <= ATH_KV_FEW_ROWS &&
-                      !kv->losses;
+                      !kv->losses && !kv->shape.has_plain;
         batch->segments[batch->n_segments++] =
             (ath_kv_segment){part->seq, page, row0 + done, n, at, scratch, defers};
         done += n;
@@ -293,7 +293,7 @@ void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v) {
         for (int64_t task = 0; task < n_tasks; task++) append_task(&job, task, 0);
     note_bad_layer(batch, layer);
     kv->work.store_ms += ath_now_ms() - start;
-    ath_kv_encode_full(kv, layer);
+    ath_kv_encode_now(kv, layer);
 }
 
 /* ---- attend */

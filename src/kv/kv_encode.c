@@ -74,20 +74,28 @@ void ath_kv_encode_rest(ath_kv *kv, ath_kv_seq *seq) {
     run_jobs(kv, list_due(kv, seq, INT64_MAX / 2, 0));
 }
 
-void ath_kv_encode_full(ath_kv *kv, int layer) {
+/* Jobs of the pages that became full; or of those that did not, in types that are read before. */
+static int64_t list_pages(ath_kv *kv, const ath_kv_place *place, bool full) {
     ath_kv_batch *batch = &kv->batch;
-    const ath_kv_place *place = &kv->shape.layers[layer];
     int64_t n = 0;
     for (int64_t s = 0; s < batch->n_segments; s++) {
         const ath_kv_segment *segment = &batch->segments[s];
-        if (segment->at + segment->n_rows < ATH_PAGE_TOKENS || segment->defers) continue;
+        if (full != (segment->at + segment->n_rows == ATH_PAGE_TOKENS) || segment->defers) continue;
         for (int is_value = 0; is_value < 2; is_value++) {
-            if (!place->side[is_value].encoded) continue;
+            const ath_kv_side *side = &place->side[is_value];
+            if (!side->encoded || (!full && !ath_kv_type_is_plain(side->attn.layout.type))) continue;
             const uint16_t *tile = ath_kv_tile_of(kv, segment, place, is_value);
             for (int h = 0; h < place->n_kv_heads; h++)
                 batch->jobs[n++] = job_of(segment->seq, place, is_value, h, segment->page, tile);
         }
     }
+    return n;
+}
+
+void ath_kv_encode_now(ath_kv *kv, int layer) {
+    const ath_kv_place *place = &kv->shape.layers[layer];
+    int64_t n = list_pages(kv, place, true);
     run_jobs(kv, n);
     if (kv->losses) ath_kv_measure_jobs(kv, layer, n);
+    run_jobs(kv, list_pages(kv, place, false));
 }

@@ -52,6 +52,7 @@ typedef struct ath_kv_shape {
     int64_t n_pages;    /* of 128 tokens in n_ctx */
     int64_t max_window; /* of the windowed kind */
     int max_kv_heads;
+    bool has_plain; /* a layer has a plain type, whose pages are read before they are full */
     size_t page_bytes[ATH_KV_KINDS]; /* 0: no such pages */
     size_t slot_bytes[2];            /* K and V: f16 tiles of a page, of one layer after the other, and of
                                         those that are shared: scratch */
@@ -178,11 +179,11 @@ uint16_t *ath_kv_tile_of(const ath_kv *kv, const ath_kv_segment *segment, const 
                          int is_value);
 
 /* Encoding. What the batch's sequences owe of pending pages by its end (when it begins); all that is pending of a
- * sequence (before its pages are shared or looked at from outside); the pages of a layer that the batch fills, but for
- * those that are left pending (after its rows were stored). */
+ * sequence (before its pages are shared or looked at from outside); the pages of a layer that the batch fills but for
+ * those that are left pending, and of plain types those that it does not fill (after its rows were stored). */
 void ath_kv_encode_due(ath_kv *kv);
 void ath_kv_encode_rest(ath_kv *kv, ath_kv_seq *seq);
-void ath_kv_encode_full(ath_kv *kv, int layer);
+void ath_kv_encode_now(ath_kv *kv, int layer);
 
 /* Adds what the first n encode jobs of the batch lost. */
 void ath_kv_measure_jobs(ath_kv *kv, int layer, int64_t n_jobs);

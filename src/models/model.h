@@ -143,6 +143,10 @@ struct ath_pass {
     ath_kv *kv;
     int64_t rows, max_rows;
     bool long_context;   /* LongRoPE: the long table is in use */
+    const float *k_bias; /* [n_layers][k_width] added to K as it is stored, to test caches; NULL: none */
+    int64_t k_width;
+    bool (*cancelled)(void *user); /* asked before each layer; NULL: never */
+    void *cancel_user;
     int64_t *pos;        /* [rows] position of each row in its sequence */
     int32_t *pos_id;     /* [rows] the same, for learned positions */
     float *row_scale;    /* [rows] scratch */
@@ -168,8 +172,9 @@ void ath_pass_free(ath_pass *pass);
 size_t ath_pass_bytes(const ath_model *model, int64_t max_rows);
 
 /* Runs all layers over `rows` tokens whose batch was begun on pass->kv; pass->pos is filled by the caller. The result
- * is the residual stream in pass->x; ath_model_logits turns rows of it into logits. */
-void ath_model_forward(const ath_model *model, ath_pass *pass, const int32_t *tokens);
+ * is the residual stream in pass->x; ath_model_logits turns rows of it into logits. False: pass->cancelled said stop,
+ * and the batch is to be aborted. */
+bool ath_model_forward(const ath_model *model, ath_pass *pass, const int32_t *tokens);
 /* logits [n][n_vocab] of rows row0 .. row0 + n - 1 of the last forward; overwrites those rows of pass->x. */
 void ath_model_logits(const ath_model *model, ath_pass *pass, int64_t row0, int64_t n, float *logits);
 
