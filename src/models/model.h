@@ -43,6 +43,7 @@ typedef struct ath_layer {
     int n_heads, n_kv_heads, head_dim_k, head_dim_v;
     int kv_layer;        /* the layer whose K and V it reads: itself, or an earlier one */
     int64_t n_state;     /* float32 values of a recurrent layer's state; 0: the layer has attention */
+    bool v_in_k;         /* V is the first head_dim_v channels of K: one row in the cache */
     int64_t n_ff;        /* width of a dense feed-forward */
     int64_t window;      /* tokens visible, own included; 0: all */
     const ath_rope *rope; /* into ath_model.rope; NULL: none */
