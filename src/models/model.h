@@ -107,7 +107,8 @@ struct ath_model {
     size_t n_owned;
 };
 
-typedef struct ath_rope_overrides { /* 0 or NULL: the model's; factors < 0: the model's */
+typedef struct ath_rope_overrides { /* 0 or NULL: the model's; yarn factors < 0: the model's; others < 0:
+                                       refused */
     const char *scaling;
     float freq_base, freq_scale, scale;
     int yarn_orig_ctx;
