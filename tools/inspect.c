@@ -136,7 +136,8 @@ static int64_t values_per_token(const ath_engine *e, int n_layers) {
     int64_t values = 0;
     for (int il = 0; il < n_layers; il++) {
         ath_layer_info l = ath_engine_layer(e, il);
-        if (l.cache == ATH_LAYER_FULL) values += (int64_t)l.n_kv_heads * (l.head_dim_k + l.head_dim_v);
+        if (l.cache == ATH_LAYER_FULL)
+            values += (int64_t)l.n_kv_heads * (l.head_dim_k + (l.v_in_k ? 0 : l.head_dim_v));
     }
     return values;
 }
@@ -170,7 +171,10 @@ static void print_layers(const ath_engine *e, int n_layers) {
         else
             printf("with a full cache");
         printf(": head_dim %d", l.head_dim_k);
-        if (l.head_dim_v != l.head_dim_k) printf(" (K), %d (V)", l.head_dim_v);
+        if (l.v_in_k)
+            printf(" (one row for K and V, which is its first %d channels)", l.head_dim_v);
+        else if (l.head_dim_v != l.head_dim_k)
+            printf(" (K), %d (V)", l.head_dim_v);
         printf(", %d KV head%s\n", l.n_kv_heads, l.n_kv_heads == 1 ? "" : "s");
     }
 }

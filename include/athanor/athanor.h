@@ -89,6 +89,7 @@ typedef struct ath_layer_info {
     ath_layer_cache cache;
     int n_heads, n_kv_heads; /* 0 without attention, as the next two */
     int head_dim_k, head_dim_v;
+    bool v_in_k;    /* V is the first head_dim_v channels of K, and isn't kept by itself */
     int64_t window; /* sliding window in tokens, own included; 0: full attention */
     size_t state_bytes; /* of one state of one sequence; 0 unless recurrent */
 } ath_layer_info;

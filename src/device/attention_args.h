@@ -6,6 +6,7 @@
 #ifndef ATH_DEVICE_ATTENTION_ARGS_H
 #define ATH_DEVICE_ATTENTION_ARGS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "codec/kv_page.h"
@@ -44,6 +45,8 @@ typedef struct ath_attn_args {
     const float *sink_logits;    /* [n_heads] extra logits of the softmax denominator (gpt-oss); NULL: none */
     int64_t window;              /* positions visible, own included; 0: all */
     ath_attn_side k, v;          /* head_dim is in the layouts; it may differ between K and V */
+    bool v_in_k; /* V is the first channels of K, as many as v's head_dim: v has nothing in the pages, */
+                 /* and recent_v and sink_v are not used */
     const ath_attn_seq *seqs;
     int n_seqs;
     const float *q;              /* [rows][n_heads * k.layout.head_dim], after rope */

@@ -206,6 +206,7 @@ ath_layer_info ath_engine_layer(const ath_engine *e, int layer) {
                             .n_kv_heads = l->n_kv_heads,
                             .head_dim_k = l->head_dim_k,
                             .head_dim_v = l->head_dim_v,
+                            .v_in_k = l->v_in_k,
                             .window = l->window,
                             .state_bytes = (size_t)l->n_state * sizeof(float)};
 }

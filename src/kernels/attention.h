@@ -32,9 +32,12 @@ typedef struct ath_attn_kernels {
     /* Scores against a plain K tile [head_dim][128] of the raw type. */
     void (*scores[ATH_KV_RAW_COUNT])(const void *tile, int head_dim, int group0, int group1, const float *q,
                                      int n, float *scores);
-    /* acc += weights . V over tokens [lo, hi) of a plain V tile [128][head_dim] of the raw type. */
+    /* acc += weights . V over tokens [lo, hi) of a plain V tile [128][head_dim] of the raw type. accumulate:
+     * head_dim is a multiple of 16; accumulate_any is the C version. */
     void (*accumulate[ATH_KV_RAW_COUNT])(const void *tile, int head_dim, int lo, int hi, const float *weights,
                                          int n, float *acc);
+    void (*accumulate_any[ATH_KV_RAW_COUNT])(const void *tile, int head_dim, int lo, int hi,
+                                             const float *weights, int n, float *acc);
     /* One step of the online softmax on one row: visible scores [lo, hi) become exp(score - max), all others
      * 0; max and sum
      * (-inf and 0 at first) take them in. Returns the factor that earlier weights must be multiplied by. */

@@ -37,7 +37,7 @@ static ath_status side_init(ath_kv_shape *shape, ath_kv_place *place, int is_val
 static ath_status share(ath_kv_shape *shape, int index, const ath_kv_params *params, ath_error *err) {
     const ath_kv_layer *layer = &params->layers[index], *source = layer;
     if (layer->source >= 0 && layer->source < index) source = &params->layers[layer->source];
-    if (source == layer || source->store != ATH_KV_OWN || source->n_kv_heads != layer->n_kv_heads ||
+    if (source == layer || source->store == ATH_KV_SHARED || source->store == ATH_KV_RECURRENT || source->n_kv_heads != layer->n_kv_heads ||
         source->head_dim_k != layer->head_dim_k || source->head_dim_v != layer->head_dim_v ||
         source->window != layer->window)
         return ATH_FAIL(
@@ -53,6 +53,22 @@ static ath_status share(ath_kv_shape *shape, int index, const ath_kv_params *par
     }
     shape->layers[index] = *place;
     shape->layers[index].shared = true;
+    return ATH_OK;
+}
+
+/* K is there; V is a part of it. */
+static ath_status join_sides(ath_kv_place *place, int index, const ath_kv_layer *layer, ath_error *err) {
+    const ath_kv_layout *k = &place->side[0].attn.layout;
+    if (layer->type_k != layer->type_v)
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT,
+                        "layer %d keeps one row for K and V, so they have one type: give -ctk and -ctv the "
+                        "same (%s and %s differ)",
+                        index, ath_kv_type_name(layer->type_k), ath_kv_type_name(layer->type_v));
+    if (layer->head_dim_v < 1 || layer->head_dim_v > layer->head_dim_k)
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "layer %d: V of %d channels can't be a part of K's %d", index,
+                        layer->head_dim_v, layer->head_dim_k);
+    place->v_in_k = true;
+    place->side[1].attn.layout = (ath_kv_layout){.type = k->type, .head_dim = layer->head_dim_v};
     return ATH_OK;
 }
 
@@ -72,6 +88,7 @@ static ath_status layer_init(ath_kv_shape *shape, int index, const ath_kv_params
     if (shape->max_kv_heads < layer->n_kv_heads) shape->max_kv_heads = layer->n_kv_heads;
     ATH_TRY(
         side_init(shape, place, 0, ath_kv_stored_type(layer->type_k, layer->window), layer->head_dim_k, err));
+    if (layer->store == ATH_KV_LATENT) return join_sides(place, index, layer, err);
     return side_init(shape, place, 1, ath_kv_stored_type(layer->type_v, layer->window), layer->head_dim_v,
                      err);
 }
@@ -90,7 +107,8 @@ static ath_status state_init(ath_kv_shape *shape, int index, const ath_kv_params
 
 static ath_status layers_init(ath_kv_shape *shape, const ath_kv_params *params, ath_error *err) {
     for (int i = 0; i < params->n_layers; i++)
-        if (params->layers[i].store == ATH_KV_OWN) ATH_TRY(layer_init(shape, i, params, err));
+        if (params->layers[i].store == ATH_KV_OWN || params->layers[i].store == ATH_KV_LATENT)
+            ATH_TRY(layer_init(shape, i, params, err));
     for (int i = 0; i < params->n_layers; i++)
         if (params->layers[i].store == ATH_KV_SHARED) ATH_TRY(share(shape, i, params, err));
     for (int i = 0; i < params->n_layers; i++)
@@ -190,7 +208,8 @@ ath_status ath_kv_plan_init(ath_kv_plan *plan, const ath_kv_params *params, int6
         if (place->kind != ATH_KV_FULL || place->shared) continue;
         const ath_kv_layout *k = &place->side[0].attn.layout, *v = &place->side[1].attn.layout;
         plan->bytes_per_token += place->n_kv_heads * (double)(k->bytes + v->bytes) / ATH_PAGE_TOKENS;
-        plan->bytes_per_token_f16 += place->n_kv_heads * 2.0 * (k->head_dim + v->head_dim);
+        plan->bytes_per_token_f16 +=
+            place->n_kv_heads * 2.0 * (k->head_dim + (place->v_in_k ? 0 : v->head_dim));
     }
     page_count full = count_pages(&shape, ATH_KV_FULL, n_tokens);
     page_count windowed = count_pages(&shape, ATH_KV_WINDOWED, n_tokens);

@@ -29,6 +29,8 @@ typedef struct ath_kv ath_kv;
 /* Where a layer's K and V are. */
 typedef enum ath_kv_store {
     ATH_KV_OWN,    /* in pages of its own */
+    ATH_KV_LATENT, /* the same, but V is the first head_dim_v channels of K and isn't stored; both have one
+                      type */
     ATH_KV_SHARED, /* it reads those of an earlier layer with the same heads and window: nothing is appended
                       to it */
     ATH_KV_RECURRENT, /* nowhere: it has a state */
@@ -88,8 +90,8 @@ typedef struct ath_kv_rows {
 /* Takes the pages that are needed. ATH_ERR_CONTEXT or ATH_ERR_NOMEM leave everything as it was. Rows of the
  * batch are those of seqs[0], then seqs[1] ...; a sequence appears once. */
 ath_status ath_kv_begin(ath_kv *kv, const ath_kv_rows *seqs, int n_seqs, ath_error *err);
-/* k [rows][n_kv_heads*head_dim_k], v likewise, after rope. Stores them and encodes the pages that became full; those
- * that a few rows filled are encoded little by little in the next batches, which read them in f16. */
+/* k [rows][n_kv_heads*head_dim_k], v likewise (not read if LATENT), after rope. Stores them and encodes the pages that
+ * became full; those that a few rows filled are encoded little by little in the next batches, which read them in f16. */
 void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v);
 /* args: scale, softcap, sink_logits, n_heads, q and out are the caller's; the rest is filled here. */
 void ath_kv_attend(ath_kv *kv, int layer, ath_attn_args *args);

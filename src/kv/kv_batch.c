@@ -249,6 +249,7 @@ static void append_task(void *arg, int64_t task, int thread) {
     const append_job *job = arg;
     const ath_kv_place *place = job->place;
     int is_value = (int)(task & 1), head = (int)((task >> 1) % place->n_kv_heads);
+    if (is_value && place->v_in_k) return;
     ath_kv_batch *batch = &job->kv->batch;
     const ath_kv_segment *segment = &batch->segments[(task >> 1) / place->n_kv_heads];
     const ath_kv_side *side = &place->side[is_value];
@@ -340,6 +341,7 @@ void ath_kv_attend(ath_kv *kv, int layer, ath_attn_args *args) {
     args->window = place->window;
     args->k = place->side[0].attn;
     args->v = place->side[1].attn;
+    args->v_in_k = place->v_in_k;
     args->seqs = batch->attn;
     args->n_seqs = batch->n_parts;
     args->counters = &kv->counters[layer];

@@ -38,7 +38,7 @@ typedef struct ath_kv_side {
 
 typedef struct ath_kv_place { /* one layer; of a layer that shares: its source's */
     int kind;                 /* ATH_KV_FULL, ATH_KV_WINDOWED or ATH_KV_STATE */
-    bool shared;
+    bool shared, v_in_k;      /* v_in_k: side[1] has a type and a head size, and nothing in the pages */
     int n_kv_heads;
     int64_t window;
     ath_kv_side side[2];

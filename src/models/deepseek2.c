@@ -1,13 +1,14 @@
 /* DeepSeek V2 and V3, Kimi K2: multi-head latent attention. DeepSeek-AI 2024 (arXiv 2405.04434, 2412.19437).
  *
- *     c = norm(Wkv_a h)              k_rope = rope(Wk_rope h)       one latent and one rotated key for all
- * heads q_i = Wq_i norm(Wq_a h)        h = norm(x)                    [q_nope, q_rope] per head score_i =
- * q_nope_i . (Wk_b_i c) + rope(q_rope_i) . k_rope x += Wo [Wv_b_i sum p_i c]
+ *     c = norm(Wkv_a h)   k = rope(Wk_rope h)        h = norm(x)    one latent and one rotated key for all
+ * heads [q_i, r_i] = Wq_i norm(Wq_a h)                                of head i; r_i is rotated x += Wo
+ * [Wv_b_i sum p_i c]                                    p_i = softmax(q_i . (Wk_b_i c) + r_i . k) x +=
+ * feed_forward(norm(x))
  *
- * Wk_b moves to the query's side: q_nope . (Wk_b c) = (Wk_b^T q_nope) . c. So the cache holds [c, k_rope] as
- * K and c as V of one kv head, and attention runs in the latent space. Feed-forward: a few dense layers, then
- * experts chosen by softmax (V2) or by sigmoid, with a bias for the choice and in groups (V3), and shared
- * experts for every token. */
+ * Wk_b moves to the query's side: q . (Wk_b c) = (Wk_b^T q) . c. So the cache holds one row [c, k], which is
+ * K of one kv head, and V without its end, and attention runs in the latent space. Feed-forward: a few dense
+ * layers, then experts chosen by softmax (V2) or by sigmoid, with a bias for the choice and in groups (V3),
+ * and shared experts for every token. */
 #include <math.h>
 
 #include "models/model.h"
@@ -82,6 +83,7 @@ static void deepseek2_load(ath_loader *in, ath_model *m) {
         ath_layer *l = &m->layers[il];
         l->attn_norm = ath_load_norm(in, m->n_embd, "blk.%d.attn_norm", il);
         load_latent_attention(in, m, l, &own[il], il);
+        l->v_in_k = true;
         l->ffn_norm = ath_load_norm(in, m->n_embd, "blk.%d.ffn_norm", il);
         if (il < dense || !m->router.n_experts) {
             ath_load_ffn(in, l, il);
@@ -140,7 +142,7 @@ static void make_queries(const ath_model *m, ath_pass *p, int il, const float *h
     ath_op_copy(p->dev, p->q + w.latent, key, rotated, w.rope, w.rope, n);
 }
 
-/* p->k = [c, rope(Wk_rope h)], p->v = c */
+/* p->k = [c, rope(Wk_rope h)]; p->v is scratch */
 static void make_keys(const ath_model *m, ath_pass *p, int il, const float *h, float *scratch) {
     const ath_layer *l = &m->layers[il];
     widths w = widths_of(m, il);

@@ -87,15 +87,6 @@ static void load_gated_attention(ath_loader *in, ath_layer *l, int il) {
     if (scratch > in->model->n_scratch) in->model->n_scratch = scratch;
 }
 
-/* Layers that predict further tokens come last; plain decoding doesn't use them. */
-static void drop_predicting_layers(ath_loader *in, ath_model *m) {
-    uint32_t n = ath_load_u32(in, "nextn_predict_layers", 0);
-    if (n < (uint32_t)m->n_layers)
-        m->n_layers -= (int)n;
-    else
-        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.nextn_predict_layers is %u of %d layers", in->arch, n, m->n_layers);
-}
-
 /* Each interval's last layer has attention, or the file says which layers are recurrent. */
 static void load_layers(ath_loader *in, ath_model *m, delta_net *nets, bool grouped) {
     enum { UNSET = 2 };
@@ -118,7 +109,7 @@ static void load_layers(ath_loader *in, ath_model *m, delta_net *nets, bool grou
 
 void ath_load_hybrid(ath_loader *in, ath_model *m, bool grouped) {
     ath_load_rope(in, ATH_LOAD_NEOX);
-    drop_predicting_layers(in, m);
+    ath_load_drop_predicting_layers(in);
     m->own = ath_load_alloc(in, (size_t)m->n_layers, sizeof(delta_net));
     if (m->own) load_layers(in, m, m->own, grouped);
 }

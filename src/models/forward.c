@@ -12,8 +12,9 @@ void ath_model_kv_layers(const ath_model *m, ath_kv_layer *layers) {
                                     .head_dim_v = l->head_dim_v,
                                     .window = l->window,
                                     .store = l->n_state          ? ATH_KV_RECURRENT
-                                             : l->kv_layer == il ? ATH_KV_OWN
-                                                                 : ATH_KV_SHARED,
+                                             : l->kv_layer != il ? ATH_KV_SHARED
+                                             : l->v_in_k         ? ATH_KV_LATENT
+                                                                 : ATH_KV_OWN,
                                     .source = l->kv_layer,
                                     .n_state = l->n_state};
     }

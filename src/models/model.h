@@ -43,6 +43,7 @@ typedef struct ath_layer {
     int n_heads, n_kv_heads, head_dim_k, head_dim_v;
     int kv_layer;        /* the layer whose K and V it reads: itself, or an earlier one */
     int64_t n_state;     /* float32 values of a recurrent layer's state; 0: the layer has attention */
+    bool v_in_k;         /* V is the first head_dim_v channels of K: one row in the cache */
     int64_t n_ff;        /* width of a dense feed-forward */
     int64_t window;      /* tokens visible, own included; 0: all */
     const ath_rope *rope; /* into ath_model.rope; NULL: none */
@@ -106,7 +107,8 @@ struct ath_model {
     size_t n_owned;
 };
 
-typedef struct ath_rope_overrides { /* 0 or NULL: the model's; factors < 0: the model's */
+typedef struct ath_rope_overrides { /* 0 or NULL: the model's; yarn factors < 0: the model's; others < 0:
+                                       refused */
     const char *scaling;
     float freq_base, freq_scale, scale;
     int yarn_orig_ctx;

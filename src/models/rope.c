@@ -64,6 +64,10 @@ static void read_scaling(ath_loader *in, scaling *s) {
     const ath_rope_overrides *o = &in->params->rope;
     bool none = false;
     *s = (scaling){.freq_scale = 1};
+    if (o->scale < 0 || o->freq_scale < 0 || o->freq_base < 0)
+        ath_load_fail(in, ATH_ERR_ARGUMENT,
+                      "--rope-scale %g, --rope-freq-scale %g, --rope-freq-base %g: none can be below zero",
+                      (double)o->scale, (double)o->freq_scale, (double)o->freq_base);
     read_scaling_type(in, s, &none);
     s->base = o->freq_base > 0 ? o->freq_base : ath_load_f32(in, "rope.freq_base", 10000);
     float factor = ath_load_f32(in, "rope.scaling.factor", ath_load_f32(in, "rope.scale_linear", 0));

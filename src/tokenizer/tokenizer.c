@@ -50,7 +50,10 @@ static ath_status load_pre(ath_tokenizer *t, const ath_gguf *gguf, const ath_log
     for (size_t i = 0; i < ath_pre_count && used < sizeof names; i++) {
         used += (size_t)snprintf(names + used, sizeof names - used, " %s", ath_pre_table[i].names);
     }
-    return ATH_FAIL(err, ATH_ERR_UNSUPPORTED, "pre-tokenizer \"%s\" is not known; known are:%s", t->pre_name, names);
+    return ATH_FAIL(err, ATH_ERR_UNSUPPORTED,
+                    "pre-tokenizer \"%s\" is not known; --override-kv tokenizer.ggml.pre=str:NAME takes one "
+                    "of those that are:%s",
+                    t->pre_name, names);
 }
 
 static void load_byte_tokens(ath_tokenizer *t, const ath_log *log) {

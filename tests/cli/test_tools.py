@@ -150,6 +150,17 @@ def test_inspect_kinds_of_layers(athanor, golden):
         assert line in text
 
 
+def test_inspect_latent_attention(athanor, golden, tmp_path):
+    model = golden / "deepseek2/model.gguf"
+    j = json.loads(athanor("inspect", model, "--json").stdout)
+    row = j["layers"][0]["head_dim_k"]
+    assert j["cache"]["f16"]["bytes_per_token"] == 3 * 2 * row  # 3 layers, one row for K and V
+    assert 3 < j["cache"]["turbo3"]["bits_per_value"] < 3.6
+    assert b"one row for K and V" in athanor("inspect", model).stdout
+    message = error(athanor, "logits", "-m", model, "--ids", "5", "-o", tmp_path / "out.f32", "-ctk", "turbo3")
+    assert "-ctk and -ctv the same (turbo3 and f16 differ)" in message
+
+
 def test_inspect_windows_and_strangers(athanor, golden, tmp_path):
     j = json.loads(athanor("inspect", golden / "gemma3/model.gguf", "--json").stdout)
     assert any(layer["window"] for layer in j["layers"])

@@ -41,6 +41,7 @@ typedef struct cache {
     uint16_t *sinks[2];
     uint8_t **pages;    /* [n_pages] */
     float **decoded[2]; /* [n_pages][n_kv_heads * tile], of full pages */
+    bool v_in_k;        /* V is the first channels of K: what is there for V is not handed over */
 } cache;
 
 static inline void *xmalloc(size_t n) {
@@ -178,7 +179,7 @@ static void attend(ath_device *dev, const batch_seq *batch, int n, const float *
             seqs[i].recent_k = (const uint16_t *const *)parts[i][1];
             seqs[i].sink_k = x->sinks[0];
         }
-        if (!ath_kv_type_is_raw(c->type_v)) {
+        if (!ath_kv_type_is_raw(c->type_v) && !x->v_in_k) {
             parts[i][2] = slice((void *const *)x->tiles[1], recent, last);
             seqs[i].recent_v = (const uint16_t *const *)parts[i][2];
             seqs[i].sink_v = x->sinks[1];
@@ -194,11 +195,13 @@ static void attend(ath_device *dev, const batch_seq *batch, int n, const float *
                           .window = c->window,
                           .k = {x->k, 0},
                           .v = {x->v, (size_t)c->n_kv_heads * x->k.bytes},
+                          .v_in_k = x->v_in_k,
                           .seqs = seqs,
                           .n_seqs = n,
                           .q = q,
                           .out = out,
                           .counters = counters};
+    if (x->v_in_k) args.v = (ath_attn_side){{.type = c->type_k, .head_dim = c->head_dim_v}, 0};
     ath_op_attend(dev, &args);
     for (int i = 0; i < n; i++)
         for (int j = 0; j < 3; j++) free(parts[i][j]);
@@ -238,7 +241,8 @@ static void judge(const cache *c, int64_t pos, int head, const float *q, double 
     for (int64_t t = first; t <= pos; t++) sum += s[t] = exp(s[t] - max);
     for (int i = 0; i < cfg->head_dim_v; i++) {
         out[i] = 0;
-        for (int64_t t = first; t <= pos; t++) out[i] += s[t] / sum * read_value(c, 1, kv_head, pos, t, i);
+        for (int64_t t = first; t <= pos; t++)
+            out[i] += s[t] / sum * read_value(c, !c->v_in_k, kv_head, pos, t, i);
     }
     free(s);
 }

@@ -134,6 +134,44 @@ static void test_head_dims(void **state) {
         }
 }
 
+/* Raw types take any head size. */
+static void test_odd_head_dims(void **state) {
+    (void)state;
+    static const int dims[] = {2, 24, 40, 100};
+    for (int i = 0; i < 4; i++)
+        for (int type = ATH_KV_F32; type <= ATH_KV_BF16; type++) {
+            attend_config c = {(ath_kv_type)type, (ath_kv_type)type, dims[i], dims[i], 4, 2, 0, 0, false};
+            check_rows(&c, 150, 1);
+            check_rows(&c, 150, 3);
+        }
+}
+
+static void test_v_in_k(void **state) {
+    (void)state;
+    static const int dims[][2] = {{576, 512}, {96, 64}, {48, 40}};
+    for (int type = 0; type < ATH_KV_TYPE_COUNT; type++)
+        for (int i = 0; i < 3; i++) {
+            bool blocks = !ath_kv_type_is_raw((ath_kv_type)type) && !ath_kv_type_is_turbo((ath_kv_type)type);
+            if (blocks && dims[i][0] % 32) continue;
+            attend_config c = {(ath_kv_type)type,
+                               (ath_kv_type)type,
+                               dims[i][0],
+                               dims[i][1],
+                               20,
+                               1,
+                               i == 1 ? 300 : 0,
+                               0,
+                               false};
+            for (int rows = 1; rows <= 3; rows += 2) {
+                cache *x = cache_new(&c, 390 + rows, 7);
+                x->v_in_k = true;
+                batch_seq b = {x, 390, rows};
+                check(&c, &b);
+                cache_free(x);
+            }
+        }
+}
+
 static void test_groups(void **state) {
     (void)state;
     static const int groups[] = {1, 2, 3, 4, 5, 7, 16, 19};
@@ -306,6 +344,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_type_pairs),
         cmocka_unit_test(test_head_dims),
+        cmocka_unit_test(test_odd_head_dims),
+        cmocka_unit_test(test_v_in_k),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_row_counts),

@@ -158,7 +158,7 @@ void ath_op_attend(ath_device *dev, const ath_attn_args *args) {
                                                                : last - pos    ? last - pos
                                                                                : 1) {
                 check_query(w, &k, pos, args->window);
-                check_query(w, &v, pos, args->window);
+                if (!args->v_in_k) check_query(w, &v, pos, args->window);
             }
         }
     }

@@ -1,7 +1,7 @@
 /* Sequences, pages, entry points: whatever is done with them, a query reads what its sequence's tokens say. */
 #include "kv/kv_world.h"
 
-/* Full, windowed and shared, encoded and raw, K unlike V, different heads and sizes. */
+/* Full, windowed, shared and latent, encoded and raw, K unlike V, different heads and sizes. */
 static const ath_kv_layer mixed_layers[] = {
     {.n_kv_heads = 2, .head_dim_k = 16, .head_dim_v = 32, .type_k = ATH_KV_TURBO3, .type_v = ATH_KV_Q8_0},
     {.n_kv_heads = 1,
@@ -13,6 +13,12 @@ static const ath_kv_layer mixed_layers[] = {
     {.n_kv_heads = 3, .head_dim_k = 16, .head_dim_v = 16, .type_k = ATH_KV_F32, .type_v = ATH_KV_TURBO4},
     {.n_kv_heads = 1, .head_dim_k = 32, .head_dim_v = 16, .window = 300, .store = ATH_KV_SHARED, .source = 1},
     {.n_kv_heads = 2, .head_dim_k = 16, .head_dim_v = 32, .store = ATH_KV_SHARED, .source = 0},
+    {.n_kv_heads = 1,
+     .head_dim_k = 48,
+     .head_dim_v = 32,
+     .type_k = ATH_KV_TURBO3,
+     .type_v = ATH_KV_TURBO3,
+     .store = ATH_KV_LATENT},
     {.n_kv_heads = 1,
      .head_dim_k = 16,
      .head_dim_v = 16,
@@ -466,6 +472,15 @@ static void bad_parameters_are_refused(void **state) {
     layer = good;
     layer.head_dim_k = 24;
     assert_int_equal(ath_kv_create(&kv, NULL, &params, &err), ATH_ERR_UNSUPPORTED);
+    /* One row for K and V has one type, and room for V. */
+    layer = good;
+    layer.store = ATH_KV_LATENT;
+    layer.type_v = ATH_KV_F16;
+    assert_int_equal(ath_kv_create(&kv, NULL, &params, &err), ATH_ERR_ARGUMENT);
+    assert_non_null(strstr(err.message, "-ctk and -ctv the same (turbo3 and f16 differ)"));
+    layer.type_v = ATH_KV_TURBO3;
+    layer.head_dim_v = 32;
+    assert_int_equal(ath_kv_create(&kv, NULL, &params, &err), ATH_ERR_ARGUMENT);
     /* A layer shares with an earlier one of its shape that has rows. */
     static const ath_kv_layer others[] = {{1, 16, 16, 0, ATH_KV_F16, ATH_KV_F16, ATH_KV_SHARED, -1, 0},
                                           {1, 16, 16, 0, ATH_KV_F16, ATH_KV_F16, ATH_KV_SHARED, 1, 0},

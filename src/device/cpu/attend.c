@@ -77,6 +77,15 @@ const float *ath_attn_tile(const ath_attn_kernels *k, const ath_attn_view *view,
     return tile;
 }
 
+void ath_attn_transpose(const float *k_tile, int n_channels, float *out) {
+    enum { STEP = 16 };
+    for (int t0 = 0; t0 < ATH_PAGE_TOKENS; t0 += STEP)
+        for (int c0 = 0; c0 < n_channels; c0 += STEP)
+            for (int t = t0; t < t0 + STEP; t++)
+                for (int c = c0; c < c0 + STEP && c < n_channels; c++)
+                    out[t * n_channels + c] = k_tile[c * ATH_PAGE_TOKENS + t];
+}
+
 void ath_attn_merge(ath_attn_state *total, float *total_acc, ath_attn_state part, const float *part_acc,
                     int64_t n) {
     if (part.sum == 0.0f) return;

@@ -65,6 +65,17 @@ ath_attn_view ath_attn_view_of(const ath_attn_args *args, const ath_attn_seq *se
                                int64_t page, int64_t own);
 /* The view as an f32 tile: expanded into tile, or the page's own memory. */
 const float *ath_attn_tile(const ath_attn_kernels *k, const ath_attn_view *view, float *tile);
+/* V's tile where V is the first channels of K: out[token][channel] = k_tile[channel][token]. */
+void ath_attn_transpose(const float *k_tile, int n_channels, float *out);
+/* Are sums over this V taken in the rotated domain? */
+static inline bool ath_attn_rotates_v(const ath_attn_args *args) {
+    return !ath_kv_type_is_raw(args->v.layout.type) && !args->v_in_k;
+}
+static inline void ath_attn_accumulate(const ath_attn_kernels *k, ath_kv_type type, const void *tile,
+                                       int head_dim, int lo, int hi, const float *weights, int n,
+                                       float *acc) {
+    (head_dim % 16 ? k->accumulate_any : k->accumulate)[type](tile, head_dim, lo, hi, weights, n, acc);
+}
 /* K sinks into the first columns of a K tile. */
 void ath_attn_sinks_to_tile(const uint16_t *sinks, int head_dim, float *tile);
 

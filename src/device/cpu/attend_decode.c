@@ -81,7 +81,7 @@ static void raw_values(const ath_attn_kernels *k, const ath_attn_view *view, con
         fetch_piece(key, next_key, g);
         fetch_piece(view->layout, next, g);
         if (from < to)
-            k->accumulate[view->type](view->data, view->layout->head_dim, from, to, s->scores, n, acc);
+            ath_attn_accumulate(k, view->type, view->data, view->layout->head_dim, from, to, s->scores, n, acc);
     }
 }
 
@@ -90,7 +90,7 @@ static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, co
                         int lo, int hi, float *acc, float *rotated, ath_attn_worker *s) {
     int head_dim = view->layout->head_dim;
     if (view->sinks && lo < ATH_SINK_TOKENS) {
-        k->accumulate[ATH_KV_F16](view->sinks, head_dim, lo, ATH_SINK_TOKENS, s->scores, n, acc);
+        ath_attn_accumulate(k, ATH_KV_F16, view->sinks, head_dim, lo, ATH_SINK_TOKENS, s->scores, n, acc);
         lo = ATH_SINK_TOKENS;
     }
     (ath_kv_type_is_turbo(view->type) ? k->turbo_accumulate : k->block_accumulate)(
@@ -102,6 +102,13 @@ static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, co
 static const uint8_t *page_after(const decode_run *run, const decode_unit *unit, bool key, int64_t page) {
     if (page + 1 >= unit->range.own - 1) return NULL;
     return ath_attn_view_of(run->args, unit->seq, key, unit->kv_head, page + 1, unit->range.own).data;
+}
+
+/* The same where V is a part of K: from K's view. */
+static void page_values_of_keys(const ath_attn_kernels *k, const ath_attn_view *view, int head_dim, int n,
+                                int lo, int hi, float *acc, ath_attn_worker *s) {
+    ath_attn_transpose(ath_attn_tile(k, view, s->k_tile), head_dim, s->v_tile);
+    ath_attn_accumulate(k, ATH_KV_F32, s->v_tile, head_dim, lo, hi, s->scores, n, acc);
 }
 
 /* One page into the states and accumulators (plain, then rotated) of the unit's heads. */
@@ -124,6 +131,10 @@ static void decode_page(const decode_run *run, const decode_unit *unit, int64_t 
         if (factor == 1.0f) continue;
         ath_attn_scale(acc + i * head_dim, factor, head_dim);
         if (run->n_acc > head_dim) ath_attn_scale(rotated + i * head_dim, factor, head_dim);
+    }
+    if (args->v_in_k) {
+        page_values_of_keys(k, &view, head_dim, n, lo, hi, acc, s);
+        return;
     }
     view = ath_attn_view_of(args, unit->seq, false, unit->kv_head, page, unit->range.own);
     const uint8_t *next = page_after(run, unit, false, page), *next_key = NULL;
@@ -195,7 +206,7 @@ void ath_attn_decode(ath_device *dev, const ath_attn_args *args) {
     decode_run run = {.dev = dev, .args = args, .group = args->n_heads / args->n_kv_heads};
     run.blocks = (run.group + ATH_ATTN_HEADS - 1) / ATH_ATTN_HEADS;
     int64_t v_dim = args->v.layout.head_dim;
-    run.n_acc = ath_kv_type_is_raw(args->v.layout.type) ? v_dim : 2 * v_dim;
+    run.n_acc = ath_attn_rotates_v(args) ? 2 * v_dim : v_dim;
     run.partial_size = STATE_FLOATS + run.n_acc;
     int heads = run.group < ATH_ATTN_HEADS ? run.group : ATH_ATTN_HEADS;
     int64_t n_units = (int64_t)args->n_seqs * args->n_kv_heads * run.blocks;

@@ -87,7 +87,7 @@ static void block_step(prefill_task *t, int i0, int n, int64_t page, const float
         float factor = k->softmax(scores, from, to, &t->states[i0 + i].max, &t->states[i0 + i].sum);
         if (factor != 1.0f) ath_attn_scale(acc + i * v_dim, factor, v_dim);
     }
-    k->accumulate[ATH_KV_F32](v_tile, v_dim, lo, hi, t->s->scores, n, acc);
+    ath_attn_accumulate(k, ATH_KV_F32, v_tile, v_dim, lo, hi, t->s->scores, n, acc);
 }
 
 static void run_split(prefill_task *t, int64_t page, int64_t end) {
@@ -99,8 +99,13 @@ static void run_split(prefill_task *t, int64_t page, int64_t end) {
     for (; page < end; page++) {
         ath_attn_view view = ath_attn_view_of(run->args, run->seq, true, t->kv_head, page, t->range.own);
         const float *k_tile = ath_attn_tile(k, &view, t->s->k_tile);
-        view = ath_attn_view_of(run->args, run->seq, false, t->kv_head, page, t->range.own);
-        const float *v_tile = ath_attn_tile(k, &view, t->s->v_tile);
+        const float *v_tile = t->s->v_tile;
+        if (run->args->v_in_k) {
+            ath_attn_transpose(k_tile, v_dim, t->s->v_tile);
+        } else {
+            view = ath_attn_view_of(run->args, run->seq, false, t->kv_head, page, t->range.own);
+            v_tile = ath_attn_tile(k, &view, t->s->v_tile);
+        }
         for (int i = 0; i < t->n; i += ATH_ATTN_BLOCK)
             block_step(t, i, t->n - i < ATH_ATTN_BLOCK ? t->n - i : ATH_ATTN_BLOCK, page, k_tile, v_tile);
     }

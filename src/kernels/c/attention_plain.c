@@ -74,6 +74,7 @@ void ath_attn_kernels_init_c(ath_attn_kernels *k) {
         .widen = {widen_f32, widen_f16, widen_bf16},
         .scores = {scores_f32, scores_f16, scores_bf16},
         .accumulate = {accumulate_f32, accumulate_f16, accumulate_bf16},
+        .accumulate_any = {accumulate_f32, accumulate_f16, accumulate_bf16},
         .softmax = softmax,
         .softcap = softcap,
         .turbo_query = ath_turbo_query_c,
