@@ -15,7 +15,7 @@ VALUES = {"INT": "1", "FLOAT": "0.5", "TEXT": "x", "LIST": "x", "ON_OFF": "on", 
 
 
 def table():
-    text = (ROOT / "tools/flags.def").read_text()
+    text = re.sub(r'"\n +"', "", (ROOT / "tools/flags.def").read_text())  # literals that C joins
     string = r'"((?:[^"\\]|\\.)*)"'
     row = re.compile(r"^FLAG\((\w+), ([A-Z|]+), (\w+), (\w+),\s*" + r",\s*".join([string] * 5) + r",\s*(\w+),\s*" + string + r"\)", re.M)
     rows = [Flag(*m.groups()) for m in row.finditer(text)]
