@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pathlib
+import pickle
 import sys
 
 import llama_cpp as L
@@ -119,15 +120,20 @@ class Scores:
                     top1=float(np.mean(np.array(self.same)[late])), ppl_ratio=float(ratio), kld_bins=mean, kld_bins_se=error)
 
 
-def measure(model, text, n_ctx, chunks, types, all_rows, threads):
+def measure(model, text, n_ctx, chunks, types, all_rows, threads, saved):
+    """saved: file of finished windows, so that a run that was stopped goes on; None: none."""
     peer = Peer(model, threads)
     windows = peer.windows(text, n_ctx, chunks)
     first = 0 if all_rows else n_ctx // 2
     contexts = {t: peer.context(t, n_ctx) for t in ("f16", *types)}
     base = np.empty((n_ctx - 1 - first, peer.n_vocab), np.float32)
     scores = {t: Scores(n_ctx) for t in types}
-    nll = []
+    nll, done = [], 0
+    if saved and saved.exists():
+        done, nll, scores = pickle.loads(saved.read_bytes())
     for w, window in enumerate(windows):
+        if w < done:
+            continue
         for position, rows in peer.logits(contexts["f16"], window[:-1], first):
             base[position - first:position - first + len(rows)] = log_softmax(rows)
         following = window[first + 1:]
@@ -136,6 +142,8 @@ def measure(model, text, n_ctx, chunks, types, all_rows, threads):
             for position, rows in peer.logits(contexts[t], window[:-1], first):
                 at = position - first
                 scores[t].add(position, base[at:at + len(rows)], log_softmax(rows), following[at:at + len(rows)])
+        if saved:
+            saved.write_bytes(pickle.dumps((w + 1, nll, scores)))
         print(f"window {w + 1} of {len(windows)}: " + ", ".join(
             f"{t} {np.mean(s.kld):.5f}" for t, s in scores.items()), flush=True, file=sys.stderr)
     ids = np.concatenate(windows).astype("<i4").tobytes()
@@ -153,14 +161,16 @@ def main():
     ap.add_argument("--types", default="q8_0,q4_0")
     ap.add_argument("--all-rows", action="store_true")
     ap.add_argument("-t", type=int, default=2)
-    ap.add_argument("-o", type=pathlib.Path, help="write there instead of to standard output")
+    ap.add_argument("-o", type=pathlib.Path, help="write there instead of to standard output; finished windows are kept beside it")
     a = ap.parse_args()
     quiet = L.llama_log_callback(lambda level, text, user: None)
     L.llama_log_set(quiet, ctypes.c_void_p(0))
     text = a.text.read_bytes().decode()
-    result = json.dumps(measure(a.model, text, a.c, a.chunks, a.types.split(","), a.all_rows, a.t))
+    saved = a.o and a.o.with_suffix(".windows")
+    result = json.dumps(measure(a.model, text, a.c, a.chunks, a.types.split(","), a.all_rows, a.t, saved))
     if a.o:
         a.o.write_text(result)
+        saved.unlink(missing_ok=True)
     else:
         print(result)
 

@@ -24,9 +24,8 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).parent
-OURS = ["f32", "q8_0", "turbo4_tcq", "turbo3_tcq", "turbo3", "turbo2_tcq"]
-EXACT = ["turbo4_tcq", "turbo3_tcq", "turbo3", "turbo2_tcq"]
-MORE = ["turbo4", "turbo2", "turbo4_tcq/turbo3_tcq", "turbo3_tcq/turbo2_tcq", "q4_0"]
+OURS = ["turbo4_tcq", "turbo3_tcq", "turbo3", "turbo2_tcq"]
+MORE = ["f32", "q8_0", "turbo4", "turbo2", "turbo4_tcq/turbo3_tcq", "turbo3_tcq/turbo2_tcq", "q4_0"]
 STRESSED = ["turbo3_tcq", "turbo3"]
 FIVE = ["q8_0", "turbo4_tcq", "turbo3_tcq", "turbo3", "turbo2_tcq"]
 PLAIN = ["turbo3:plain"]
@@ -46,10 +45,10 @@ class Cells:
         self.all = {}
         for model in self.models:
             self.ours(f"{model}-int8", model, OURS)
-            self.peer(f"{model}-peer-int8", model, a.windows)
             self.ours(f"{model}-plain", model, PLAIN)
-            self.ours(f"{model}-f32", model, EXACT, exact=True)
-            self.peer(f"{model}-peer-f32", model, a.windows, exact=True)
+            self.ours(f"{model}-f32", model, OURS, exact=True)
+            self.peer(f"{model}-peer-int8", model, a.windows)
+            self.peer(f"{model}-peer-f32", model, a.windows, types="q4_0", exact=True)
         self.ours("smollm2-8k", "smollm2", ["turbo3_tcq"], n_ctx=8192, chunks=a.long_windows)
         self.peer("smollm2-peer-8k", "smollm2", a.long_windows, n_ctx=8192, types="q4_0")
         self.ours("smollm2-unbiased", "smollm2", STRESSED, chunks=N_STRESSED)
@@ -200,7 +199,7 @@ def check_bars(cells):
         for mode in ("int8", "f32"):
             peer = kld(cells, f"{model}-peer-{mode}", "q4_0")
             of = f"of llama.cpp's q4_0, {NAMES[model]}, {mode}"
-            part = {cache: ratio(kld(cells, f"{model}-{mode}", cache), peer) for cache in EXACT}
+            part = {cache: ratio(kld(cells, f"{model}-{mode}", cache), peer) for cache in OURS}
             peer8 = ratio(kld(cells, f"{model}-peer-{mode}", "q8_0"), peer)
             bars.at_most(f"turbo4_tcq {of}", part["turbo4_tcq"], 1 / 15, 2 * peer8 if peer8 else None)
             bars.at_most(f"turbo3_tcq {of}", part["turbo3_tcq"], 1 / 5, 1 / 10)

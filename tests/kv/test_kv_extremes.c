@@ -1,7 +1,6 @@
 /* K and V as no healthy model gives them, through the cache and attention, in every cache type: vectors of zeros, denormals,
  * values at and beyond the end of f16, in single channels or everywhere. The output is finite and that of the values as
  * they are stored, what had to be clamped is counted, and NaN and infinity are refused. */
-#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,7 +37,7 @@ static const extreme extremes[] = {
     {"a value of -1e5", 0, -1e5f, ONE_VALUE, 1},
     {"a channel of +-1e30", 1e30f, 0, ONE_CHANNEL, N},
     {"a value of 1e30", 0, 1e30f, ONE_VALUE, 1},
-    {"the largest float", 0, FLT_MAX, ONE_CHANNEL, N},
+    {"a channel of 1e35", 0, 1e35f, ONE_CHANNEL, N},
 };
 enum { N_EXTREMES = sizeof extremes / sizeof extremes[0] };
 
@@ -65,9 +64,8 @@ static float value_of(const scene *s, int side, int head, int c, int64_t pos) {
 
 static float as_stored_raw(float x, ath_kv_type type) {
     if (type == ATH_KV_F32) return x;
-    if (type != ATH_KV_BF16) return ath_f16_to_f32(ath_f32_to_f16(fmaxf(-65504, fminf(65504, x))));
-    float y = ath_bf16_to_f32(ath_f32_to_bf16(x));
-    return isfinite(y) ? y : copysignf(0x1.fep127f, x);
+    if (type == ATH_KV_BF16) return ath_bf16_to_f32(ath_f32_to_bf16(x));
+    return ath_f16_to_f32(ath_f32_to_f16(fmaxf(-65504, fminf(65504, x))));
 }
 
 /* The reference codec over the clamped values, page by page; a plain type's last page is read encoded too. */
@@ -98,7 +96,7 @@ static void fill_stored(scene *s, int side) {
                 error += ((double)y - (double)x) * ((double)y - (double)x);
                 energy += (double)x * (double)x;
             }
-        if (!(error <= 0.15 * energy))
+        if (!(error <= 0.15 * energy + N * DIM * 1e-12)) /* scales of block types are f16: 1e-6 is nothing to them */
             fail_msg("%s, %s: a page loses %g of %g", ath_kv_type_name(s->type), s->x ? s->x->name : "", error, energy);
     }
 }
@@ -132,7 +130,7 @@ static ath_status run(scene *s, int64_t n, ath_error *err) {
 static scene *scene_new(ath_kv_type type, const extreme *x, int side) {
     scene *s = calloc(1, sizeof *s);
     *s = (scene){.type = type, .x = x, .side = side};
-    ath_kv_layer layer = {1, DIM, DIM, 0, type, type, ATH_KV_OWN, 0};
+    ath_kv_layer layer = {.n_kv_heads = 1, .head_dim_k = DIM, .head_dim_v = DIM, .type_k = type, .type_v = type};
     ath_kv_params params = {.layers = &layer, .n_layers = 1, .n_ctx = 512, .n_seqs = 1, .n_ubatch = 512};
     ath_device_params device = {1, 1, ~0u, 512, false};
     assert_int_equal(ath_device_cpu_create(&s->device, &device, NULL), ATH_OK);
@@ -177,7 +175,7 @@ static void check_row(const scene *s, int64_t pos, const char *what) {
     for (int head = 0; head < GROUP; head++) {
         expected_row(s, pos, head, expected, largest);
         for (int c = 0; c < DIM; c++) size = fmax(size, largest[c]);
-        double allowed = (pos >= N_PREFILL && ath_kv_type_is_turbo(s->type) ? 2e-3 : 1e-5) * size;
+        double allowed = (pos >= N_PREFILL && ath_kv_type_is_turbo(s->type) ? 2e-3 : 1e-5) * size + 1e-43; /* floats are no finer */
         for (int c = 0; c < DIM; c++) {
             double got = (double)s->out[pos][head * DIM + c], off = fabs(got - expected[c]);
             if (!isfinite(got) || fabs(got) > largest[c] + allowed || (!range_only && off > allowed))
@@ -188,9 +186,7 @@ static void check_row(const scene *s, int64_t pos, const char *what) {
 }
 
 static int expected_clamps(ath_kv_type type, const extreme *x) {
-    if (type == ATH_KV_F32) return 0;
-    if (type == ATH_KV_BF16) return x->value == FLT_MAX ? x->n_clamped : 0; /* the one that rounding makes infinite */
-    return x->n_clamped;
+    return type == ATH_KV_F32 || type == ATH_KV_BF16 ? 0 : x->n_clamped;
 }
 
 static void check_extreme(ath_kv_type type, const extreme *x, int side) {
