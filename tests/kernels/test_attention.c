@@ -166,7 +166,7 @@ static void test_encoded_keys(void **state) {
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
         for (int d = 0; d < N_DIMS; d += dim_step)
-            for (ath_kv_type type = ATH_KV_Q8_0; type < ATH_KV_TYPE_COUNT; type++) {
+            for (ath_kv_type type = ATH_KV_Q8_0; type < ATH_KV_TURBO4_PLAIN; type++) {
                 if (!can_hold(type, dims[d])) continue;
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
@@ -200,7 +200,7 @@ static void test_encoded_values(void **state) {
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
         for (int d = 0; d < N_DIMS; d += dim_step)
-            for (ath_kv_type type = ATH_KV_Q8_0; type < ATH_KV_TYPE_COUNT; type++) {
+            for (ath_kv_type type = ATH_KV_Q8_0; type < ATH_KV_TURBO4_PLAIN; type++) {
                 if (!can_hold(type, dims[d])) continue;
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
@@ -472,7 +472,7 @@ static void bench(const char *what) {
         ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
         if (!what || strcmp(what, "decode") == 0) bench_decodes(&k);
         if (!what || strcmp(what, "pages") == 0)
-            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) bench_pages(&k, type, 128);
+            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TURBO4_PLAIN; type++) bench_pages(&k, type, 128);
         if (what && strcmp(what, "prefill") != 0) continue;
         bench_prefill(&k, 128);
         bench_prefill(&k, 64);

@@ -69,7 +69,7 @@ const float *ath_attn_tile(const ath_attn_kernels *k, const ath_attn_view *view,
 void ath_attn_transpose(const float *k_tile, int n_channels, float *out);
 /* Are sums over this V taken in the rotated domain? */
 static inline bool ath_attn_rotates_v(const ath_attn_args *args) {
-    return !ath_kv_type_is_raw(args->v.layout.type) && !args->v_in_k;
+    return ath_kv_type_has_page_data(args->v.layout.type) && !args->v_in_k;
 }
 static inline void ath_attn_accumulate(const ath_attn_kernels *k, ath_kv_type type, const void *tile,
                                        int head_dim, int lo, int hi, const float *weights, int n,

@@ -1,5 +1,5 @@
 /* Attention for sequences that bring one row: a task is one kv head, up to 16 of its query heads, one split
- * of the pages. Encoded pages are read as they are, in integers. */
+ * of the pages. Encoded pages are read as they are, in integers; those of ":plain" types are expanded. */
 #include <math.h>
 #include <string.h>
 
@@ -54,6 +54,11 @@ static void page_scores(const ath_attn_kernels *k, const ath_attn_view *view, co
         k->scores[view->type](view->data, head_dim, group0, group1, s->q, n, s->scores);
         return;
     }
+    if (ath_kv_type_is_plain(view->type)) {
+        const float *tile = ath_attn_tile(k, view, s->k_tile);
+        k->scores[ATH_KV_F32](tile, head_dim, group0, group1, s->q, n, s->scores);
+        return;
+    }
     k->turbo_query(view->layout, view->data, s->q, n, s->turbo);
     (ath_kv_type_is_turbo(view->type) ? k->turbo_scores : k->block_scores)(
         view->layout, view->data, s->turbo, n, group0, group1, s->scores, next);
@@ -89,6 +94,11 @@ static void raw_values(const ath_attn_kernels *k, const ath_attn_view *view, con
 static void page_values(const ath_attn_kernels *k, const ath_attn_view *view, const uint8_t *next, int n,
                         int lo, int hi, float *acc, float *rotated, ath_attn_worker *s) {
     int head_dim = view->layout->head_dim;
+    if (ath_kv_type_is_plain(view->type)) {
+        const float *tile = ath_attn_tile(k, view, s->v_tile);
+        ath_attn_accumulate(k, ATH_KV_F32, tile, head_dim, lo, hi, s->scores, n, acc);
+        return;
+    }
     if (view->sinks && lo < ATH_SINK_TOKENS) {
         ath_attn_accumulate(k, ATH_KV_F16, view->sinks, head_dim, lo, ATH_SINK_TOKENS, s->scores, n, acc);
         lo = ATH_SINK_TOKENS;
