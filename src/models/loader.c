@@ -165,7 +165,7 @@ static const float *load_scale(ath_loader *in, const ath_gguf_tensor *t, int64_t
 static void init_weight(ath_loader *in, ath_weight *w, const uint8_t *const *experts, bool repack) {
     ath_model *m = in->model;
     ath_device *dev = in->params->dev;
-    if (!dev) return;
+    if (!dev || in->status != ATH_OK) return;
     const float *scale = w->scale;
     repack = repack && in->params->repack;
     in->status = experts ? ath_device_experts_init(dev, w, w->type, experts, w->n_in, w->n_out, w->n_experts,
