@@ -33,6 +33,7 @@ static void add_statistics(cJSON *json, const server *s, const ath_session_stats
     cJSON_AddNumberToObject(json, "bytes_per_token", after.bytes_per_token);
     cJSON_AddNumberToObject(json, "cache_bytes", (double)after.cache_bytes);
     cJSON_AddNumberToObject(json, "scratch_bytes", (double)after.scratch_bytes);
+    cJSON_AddNumberToObject(json, "prefill_encode_ms", after.prefill_encode_ms - before->prefill_encode_ms);
     cJSON_AddNumberToObject(json, "weight_bytes_per_token", bench_weight_bytes(s->runner.engine));
 }
 

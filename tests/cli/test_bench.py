@@ -186,6 +186,7 @@ def test_commands(bench, fails):
     a = [json.loads(line) for line in lines]
     assert [next(iter(x)) for x in a] == ["depth", "tg", "pp", "tg", "depth", "pp"]
     assert a[1]["share_compressed"] == a[3]["share_compressed"] > 0.8 and a[5]["share_compressed"] == 0
+    assert 0 < a[0]["prefill_encode_ms"] * 1e6 < a[0]["ns"] and a[1]["prefill_encode_ms"] == 0
     assert len(a[1]["steps_ns"]) == 4 and all(x["ns"] > 0 for x in a[:4])
     assert "word and a number" in fails("--commands", input=b"pp\n") and "knows" in fails("--commands", input=b"go 1\n")
     assert "room for" in fails("--commands", "-p", 16, "-n", 4, input=b"pp 1000000\n")
@@ -201,7 +202,7 @@ def test_table_of_versus():
     for row in rows:
         assert row.aim <= row.bar if row.below else row.aim >= row.bar, row.name
         assert row.needs and all(n.engine.model in versus.MODELS for n in row.needs)
-        answers = {n: dict(ts=2.0, ns=1e9, steps_ns=[1, 2, 3], scratch_bytes=5, encode_ms=10.0, bytes_per_token=100) for n in row.needs}
+        answers = {n: dict(ts=2.0, ns=1e9, steps_ns=[1, 2, 3], scratch_bytes=5, prefill_encode_ms=10.0, bytes_per_token=100) for n in row.needs}
         for i, need in enumerate(row.needs):
             answers[need]["ts"] += i
         versus.bandwidths[1] = 1e9
