@@ -7,6 +7,7 @@
 #include "kernels/vector_math.h"
 
 static inline float32x4_t ath_exp_neon(float32x4_t x) {
+    x = vminq_f32(x, vdupq_n_f32(89.0f)); /* NaN stays; the result is +inf from here on */
     float32x4_t n = vrndnq_f32(vmulq_f32(x, vdupq_n_f32(ATH_EXP_LOG2E)));
     float32x4_t r = vfmaq_f32(x, n, vdupq_n_f32(-ATH_EXP_LN2_HI));
     r = vfmaq_f32(r, n, vdupq_n_f32(-ATH_EXP_LN2_LO));
@@ -21,10 +22,8 @@ static inline float32x4_t ath_exp_neon(float32x4_t x) {
     int32x4_t rest = vsubq_s32(k, half);
     p = vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(half, bias), 23)));
     p = vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(rest, bias), 23)));
-    uint32x4_t above = vcgtq_f32(x, vdupq_n_f32(ATH_EXP_MIN));
-    p = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(p), above));
-    p = vbslq_f32(vcgtq_f32(x, vdupq_n_f32(ATH_EXP_MAX)), vdupq_n_f32(INFINITY), p);
-    return vbslq_f32(vceqq_f32(x, x), p, x);
+    uint32x4_t none = vcleq_f32(x, vdupq_n_f32(ATH_EXP_MIN));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(p), none));
 }
 
 #endif

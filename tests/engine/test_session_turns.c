@@ -60,12 +60,14 @@ static void say(talk *t, size_t n, bool alone) {
     }
     replay(t, t->s, t->n, t->n + n);
     t->n += n;
+    t->back = t->back > n ? t->back - n : 0;
     check_against_straight_run(t);
 }
 
-/* Up to 128 tokens back nothing is evaluated again. */
+/* Up to 128 tokens back nothing is evaluated again: in all, until as many have come again. */
 static void roll_back(talk *t, size_t n) {
-    if (n > t->n) n = t->n;
+    if (n > 128 - t->back) n = 128 - t->back;
+    t->back += n;
     t->n -= n;
     assert_int_equal(ath_session_truncate(t->s, 0, (int64_t)t->n), t->n);
 }
@@ -77,6 +79,7 @@ static void edit(talk *t, size_t at) {
     assert_int_equal(ath_session_length(t->s, 0), landed);
     replay(t, t->s, (size_t)landed, at);
     t->n = at;
+    t->back = 128;
 }
 
 static void converse(const test_case *c, uint64_t seed) {

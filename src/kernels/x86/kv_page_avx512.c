@@ -237,7 +237,7 @@ ATH_INLINE void expand_blocks(const ath_block_kind kind, const ath_kv_layout *la
 }
 
 static void expand(const ath_kv_layout *layout, const uint8_t *page, float *tile) {
-    if (ath_kv_type_is_raw(layout->type)) {
+    if (ath_kv_type_is_raw(layout->type) || ath_kv_type_is_plain(layout->type)) {
         ath_kv_decode_page(layout, page, tile);
         return;
     }
@@ -683,7 +683,7 @@ ATH_INLINE void encode_blocks(const ath_block_kind kind, const ath_kv_layout *la
 }
 
 static void encode(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out, float *scratch) {
-    if (ath_kv_type_is_raw(layout->type)) {
+    if (ath_kv_type_is_raw(layout->type) || ath_kv_type_is_plain(layout->type)) {
         ath_kv_encode_page(layout, tile, out, scratch);
         return;
     }
