@@ -1,6 +1,7 @@
 """Golden models: run `athanor logits` on them and compare. Shared by the tests of models and cache types."""
 import json
 
+import gguf
 import numpy as np
 
 
@@ -44,3 +45,23 @@ def mean_kld(reference, candidate):
     p, q = log_softmax(reference), log_softmax(candidate)
     assert np.isfinite(candidate).all()
     return float((np.exp(p) * (p - q)).sum(axis=1).mean())
+
+
+def copy_model(source, target, keys, change=lambda name, data: data):
+    """A copy of a GGUF file with other values of these keys (whole numbers, lists of bools) and changed tensors."""
+    reader = gguf.GGUFReader(source)
+    arch = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(target, arch)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture" and key.removeprefix(arch + ".") not in keys:
+            kind = field.types[0]
+            writer.add_key_value(key, field.contents(), kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+    for key, value in keys.items():
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{arch}.{key}", value)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, change(tensor.name, tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target

@@ -5,11 +5,10 @@ bounded only so that a broken page shows. What is asserted is that the cache was
 """
 import re
 
-import gguf
 import numpy as np
 import pytest
 
-from golden import Golden, logits, mean_kld
+from golden import Golden, copy_model, logits, mean_kld
 
 N_TOKENS = 1024
 WINDOW_16 = {"gemma2": 2, "gemma3": 6, "cohere2": 3, "gpt-oss": 1, "gpt-oss-mxfp4": 2, "gemma4": 4}  # layers that stay f16
@@ -22,24 +21,8 @@ MAX_KLD = 0.5
 
 def with_more_positions(source, target, n):
     """A copy of a gpt2 file whose learned positions start over at the end of the table."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "gpt2")
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        value = n if key == "gpt2.context_length" else field.contents()
-        kind = field.types[0]
-        writer.add_key_value(key, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
-    for tensor in reader.tensors:
-        data = tensor.data
-        if tensor.name == "position_embd.weight":
-            data = np.resize(data, (n, data.shape[1]))
-        writer.add_tensor(tensor.name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+    return copy_model(source, target, {"context_length": n}, lambda name, data:
+                      np.resize(data, (n, data.shape[1])) if name == "position_embd.weight" else data)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
