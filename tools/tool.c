@@ -228,6 +228,7 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     if (code < 0) code = in_int(args, ATH_FLAG_BATCH, 1, &batch);
     if (code < 0 && ATH_ARG_GIVEN(args, YARN_ORIG_CTX))
         code = in_int(args, ATH_FLAG_YARN_ORIG_CTX, 1, &p->yarn_orig_ctx);
+    p->exact_activations = strcmp(ATH_ARG_TEXT(args, ACTIVATIONS), "f32") == 0;
     if (code < 0 && batch < p->n_ubatch) p->n_ubatch = batch;
     return code;
 }

@@ -66,6 +66,8 @@ typedef struct ath_engine_params {
     ath_placement placement, placement_batch; /* of decode's and prefill's threads; the calling thread is one of them */
     int n_ubatch;        /* most rows of one pass through the model; default 512 */
     bool repack;         /* copy weights into the fastest layout at load (default) */
+    bool exact_activations; /* products with quantised weights take activations in F32 instead of rounding them to 8
+                               bits: several times slower, and what a change of the cache does shows without that noise */
     bool metadata_only;  /* no weights, no device: for inspection and tokenizing */
     bool check_tensors;  /* refuse NaN and infinity in weights */
     uint32_t cpu_mask;   /* CPU features that may be used, ~0u: all (see --isa) */

@@ -46,6 +46,7 @@ typedef struct ath_device_params {
     uint32_t cpu_mask;   /* CPU flags that may be used; ~0u: all */
     int64_t max_rows;    /* largest batch: sizes scratch */
     const ath_placement *placement, *placement_batch; /* NULL: the default */
+    bool exact;          /* products take activations in F32, whatever the weights' type; else most types take 8 bits */
 } ath_device_params;
 
 typedef struct ath_rope {   /* rotary embedding, prepared once per (model, kind of layer) */

@@ -71,7 +71,7 @@ static ath_status check_weight_memory(const ath_engine *e, bool repack, ath_erro
 static ath_status open_device(ath_engine *e, const ath_engine_params *p, ath_error *err) {
     ath_device_params dp = {
         .n_threads = e->n_threads, .n_threads_batch = e->n_threads_batch, .cpu_mask = p->cpu_mask, .max_rows = e->n_ubatch,
-        .placement = &p->placement, .placement_batch = &p->placement_batch};
+        .placement = &p->placement, .placement_batch = &p->placement_batch, .exact = p->exact_activations};
     ATH_TRY(ath_device_cpu_create(&e->device, &dp, err));
     if (ath_device_priority_refused(e->device))
         ath_log_line(&e->log, ATH_LOG_WARN, "the system refuses the priority that was asked for: threads keep their own");
@@ -127,7 +127,7 @@ static ath_status open_all(ath_engine *e, const ath_engine_params *p, ath_error 
     if (p->kv_overrides) ATH_TRY(ath_gguf_override(e->gguf, p->kv_overrides, err));
     describe_file(e);
     if (!p->metadata_only) {
-        ATH_TRY(check_weight_memory(e, p->repack, err));
+        ATH_TRY(check_weight_memory(e, p->repack && !p->exact_activations, err));
         ATH_TRY(open_device(e, p, err));
     }
     ath_status status = open_model(e, p, &e->model_error);

@@ -15,7 +15,7 @@ static void name_kernels(ath_device *dev) {
         char name[24] = "";
         for (size_t i = 0; info->name[i] && i + 1 < sizeof name; i++)
             name[i] = (char)tolower((unsigned char)info->name[i]);
-        ath_panel_format format = ath_panel_format_of((ath_tensor_type)type);
+        ath_panel_format format = ath_device_format(dev, (ath_tensor_type)type);
         const char *partner = format != ATH_PANEL_NONE && format < ATH_PANEL_QUANTISED ? "int8" : "f32";
         for (int repacked = 0; repacked < 2; repacked++) {
             const char *note = format == ATH_PANEL_NONE ? " (expanded)" : repacked ? "" : " (not repacked)";
@@ -90,6 +90,7 @@ ath_status ath_device_cpu_create(ath_device **out, const ath_device_params *para
     ath_device *dev = calloc(1, sizeof *dev);
     if (!dev) return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for a device");
     dev->max_rows = params->max_rows;
+    dev->exact = params->exact;
     ath_status status = create_parts(dev, params, err);
     if (status != ATH_OK) {
         ath_device_free(dev);

@@ -67,6 +67,7 @@ struct ath_device {
     int max_threads;
     int64_t max_rows;
     uint32_t cpu_flags;
+    bool exact; /* ath_device_params */
     ath_matmul_kernels matmul;
     ath_elementwise_kernels elementwise;
     ath_attn_kernels attn;
@@ -87,6 +88,12 @@ static inline const uint8_t *ath_weight_rows(const ath_weight *w, int64_t expert
     const uint8_t *rows =
         w->experts ? w->experts[expert] : w->data + (size_t)(expert * w->n_out) * w->row_bytes;
     return rows + (size_t)row * w->row_bytes;
+}
+
+/* The panel format that weights of a type are multiplied in; ATH_PANEL_NONE: expanded to F32 panels when they are used. */
+static inline ath_panel_format ath_device_format(const ath_device *dev, ath_tensor_type type) {
+    ath_panel_format format = ath_panel_format_of(type);
+    return dev->exact && format < ATH_PANEL_QUANTISED ? ATH_PANEL_NONE : format;
 }
 
 /* Panels of one expert. */

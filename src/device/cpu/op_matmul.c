@@ -17,13 +17,13 @@ typedef struct matmul_run {
 } matmul_run;
 
 /* The format that w is multiplied in: its own, or F32 for types that are expanded. */
-static ath_panel_format run_format(const ath_weight *w) {
-    ath_panel_format format = ath_panel_format_of(w->type);
+static ath_panel_format run_format(const ath_device *dev, const ath_weight *w) {
+    ath_panel_format format = ath_device_format(dev, w->type);
     return format == ATH_PANEL_NONE ? ATH_PANEL_F32 : format;
 }
 
-static bool is_quantised(const ath_weight *w) {
-    return run_format(w) < ATH_PANEL_QUANTISED;
+static bool is_quantised(const ath_device *dev, const ath_weight *w) {
+    return run_format(dev, w) < ATH_PANEL_QUANTISED;
 }
 
 /* Cuts each expert's columns into tiles of one kind. */
@@ -62,7 +62,7 @@ static void add_segment(matmul_run *r, int weight, int64_t expert) {
     enum { WORK = 1 << 20, TILE_BYTES = 256 << 10 };
     ath_mm_scratch *s = &r->dev->mm;
     const ath_weight *w = r->w[weight];
-    bool quantised = is_quantised(w);
+    bool quantised = is_quantised(r->dev, w);
     int64_t n_tiles = s->first_tile[quantised][expert + 1] - s->first_tile[quantised][expert];
     if (n_tiles == 0) return;
     int64_t n_panels = ath_weight_panels(w), width = quantised ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT;
@@ -84,7 +84,7 @@ static void add_segment(matmul_run *r, int weight, int64_t expert) {
 /* The panel, made in the thread's scratch if the weight is not repacked. */
 static const uint8_t *get_panel(const matmul_run *r, const ath_weight *w, int64_t expert, int64_t index,
                                 int thread) {
-    ath_panel_format format = ath_panel_format_of(w->type);
+    ath_panel_format format = ath_device_format(r->dev, w->type);
     if (w->panels)
         return w->panels + (size_t)(expert * ath_weight_panels(w) + index) * ath_panel_bytes(format, w->n_in);
     int64_t row = index * ATH_PANEL_ROWS, left = w->n_out - row;
@@ -105,7 +105,7 @@ static void run_panel(const matmul_run *r, const ath_mm_segment *seg, int64_t in
                       int64_t tile0, int64_t tile1) {
     const ath_mm_scratch *s = &r->dev->mm;
     const ath_weight *w = r->w[seg->weight];
-    ath_panel_format format = run_format(w);
+    ath_panel_format format = run_format(r->dev, w);
     bool quantised = format < ATH_PANEL_QUANTISED;
     int64_t row = index * ATH_PANEL_ROWS, left = w->n_out - row;
     for (int64_t i = tile0; i < tile1; i++) {
@@ -138,7 +138,7 @@ static void product_task(void *arg, int64_t task, int thread) {
     }
     const ath_mm_segment *seg = &s->segments[lo];
     const ath_weight *w = r->w[seg->weight];
-    const int64_t *first_tile = s->first_tile[is_quantised(w)] + seg->expert;
+    const int64_t *first_tile = s->first_tile[is_quantised(r->dev, w)] + seg->expert;
     int64_t piece = task - seg->task0;
     int64_t tile0 = first_tile[0] + piece % seg->n_tile_steps * seg->tile_step,
             tile1 = tile0 + seg->tile_step;
@@ -154,7 +154,7 @@ static void run_columns(ath_device *dev, const ath_weight *const *w, float *cons
                         int64_t n_experts) {
     matmul_run r = {.dev = dev, .w = w, .out = out, .n_w = n_w, .n_experts = n_experts};
     bool wanted[2] = {false, false};
-    for (int i = 0; i < n_w; i++) wanted[is_quantised(w[i])] = true;
+    for (int i = 0; i < n_w; i++) wanted[is_quantised(dev, w[i])] = true;
     for (int k = 0; k < 2; k++) {
         if (wanted[k]) make_tiles(&r, k);
     }

@@ -85,7 +85,7 @@ static ath_status init(ath_device *dev, ath_weight *w, bool repack, ath_error *e
     if (!w->row_bytes)
         return ATH_FAIL(err, ATH_ERR_ARGUMENT, "%lld inputs are not a multiple of %s's block of %d",
                         (long long)n_in, info->name, (int)info->block_size);
-    ath_panel_format format = ath_panel_format_of(type);
+    ath_panel_format format = ath_device_format(dev, type);
     ath_status status = ATH_OK;
     if (repack && format != ATH_PANEL_NONE) status = repack_weight(dev, w, format, err);
     return status == ATH_OK ? ath_mm_scratch_reserve(dev, w, err) : status;
@@ -146,7 +146,7 @@ int64_t ath_mm_max_columns(const ath_device *dev, int64_t n_experts) {
 
 ath_status ath_mm_scratch_reserve(ath_device *dev, const ath_weight *w, ath_error *err) {
     ath_mm_scratch *s = &dev->mm;
-    ath_panel_format format = ath_panel_format_of(w->type);
+    ath_panel_format format = ath_device_format(dev, w->type);
     bool quantised = format != ATH_PANEL_NONE && format < ATH_PANEL_QUANTISED;
     int64_t n_columns = ath_mm_max_columns(dev, w->n_experts);
     int64_t n_padded =
