@@ -97,7 +97,7 @@ static void add_measured(ath_choices *out, const cJSON *stored, const char *fixe
         const cJSON *verdict = cJSON_GetObjectItem(type, "verdict");
         const char *k, *v;
         if (!cJSON_IsString(name) || !cJSON_IsNumber(kld) || !cJSON_IsString(verdict)) continue;
-        if (!split_types(name->valuestring, &k, &v)) continue;
+        if (!split_types(name->valuestring, &k, &v) || strchr(name->valuestring, ':')) continue; /* plain: no choice */
         /* a verdict on both sides together is the nearest thing to one on the free side */
         add_choice(out, fixed_k ? fixed_k : k, fixed_v ? fixed_v : v, class_from(verdict->valuestring),
                    kld->valuedouble, true);

@@ -41,11 +41,16 @@ static bool fits_heads(const quality *q, const char *name) {
 }
 
 static int choose_types(quality *q) {
+/* Types that are for use; ":plain" ones are for comparison. */
+static bool wanted_by_default(const char *name) {
+    return strcmp(name, "q8_0") == 0 || (strncmp(name, "turbo", 5) == 0 && !strchr(name, ':'));
+}
+
     const char *list = ATH_ARG_TEXT(q->args, TYPES), *name;
     int code = -1;
     if (!list) {
         for (int i = 0; (name = ath_cache_type_name(i)) && code < 0; i++)
-            if ((strcmp(name, "q8_0") == 0 || strncmp(name, "turbo", 5) == 0) && fits_heads(q, name))
+            if (wanted_by_default(name) && fits_heads(q, name))
                 code = add_type(q, name, strlen(name));
         return code;
     }

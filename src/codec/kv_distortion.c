@@ -36,7 +36,7 @@ static float next_normal(normal_source *source) {
 
 /* Mean squared error of the codebook of a scalar turbo type on N(0,1), from the integrals of the density. */
 static double codebook_mse(ath_kv_type type) {
-    if (!ath_kv_type_is_turbo(type) || !ath_turbo_code_of(type)->thresholds) return 0;
+    if (!ath_kv_type_has_code(type) || !ath_turbo_code_of(type)->thresholds) return 0;
     const ath_turbo_code *code = ath_turbo_code_of(type);
     int n = 1 << code->k;
     double mse = 0, density = 0, below = 0,

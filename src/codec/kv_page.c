@@ -37,6 +37,9 @@ const ath_turbo_code *ath_turbo_code_of(ath_kv_type type) {
         TRELLIS_CODE(turbo4_tcq, 4, 8, 6, ATH_TURBO4_TCQ_LIMIT),
         TRELLIS_CODE(turbo3_tcq, 3, 7, 4, ATH_TURBO3_TCQ_LIMIT),
         TRELLIS_CODE(turbo2_tcq, 2, 6, 4, ATH_TURBO2_TCQ_LIMIT),
+        SCALAR_CODE(turbo4, 4), /* :plain */
+        SCALAR_CODE(turbo3, 3),
+        SCALAR_CODE(turbo2, 2),
     };
     return &codes[type - ATH_KV_TURBO4];
 }
@@ -232,12 +235,12 @@ void ath_kv_encode_page(const ath_kv_layout *layout, const uint16_t *tile, uint8
     }
     memset(out, 0, layout->bytes);
     load_tile(layout, tile, scratch);
-    if (layout->is_key) {
+    if (layout->is_key && ath_kv_type_has_page_data(layout->type)) {
         centre_key(layout, scratch, out);
         equalise_key(layout, scratch, out);
     }
     ath_rotate_lanes(layout, scratch, TOKENS);
-    if (ath_kv_type_is_turbo(layout->type)) {
+    if (ath_kv_type_has_code(layout->type)) {
         for (int p = 0; p < layout->n_parts; p++) encode_turbo_part(layout, p, scratch, out);
     } else {
         encode_blocks(layout, scratch, out);
@@ -279,7 +282,7 @@ void ath_kv_decode_page(const ath_kv_layout *layout, const uint8_t *page, float 
         info->dequantize(page, tile, (int64_t)(channels * TOKENS));
         return;
     }
-    if (ath_kv_type_is_turbo(layout->type)) {
+    if (ath_kv_type_has_code(layout->type)) {
         for (int p = 0; p < layout->n_parts; p++) decode_turbo_part(layout, p, page, tile);
     } else {
         decode_blocks(layout, page, tile);
@@ -289,6 +292,7 @@ void ath_kv_decode_page(const ath_kv_layout *layout, const uint8_t *page, float 
         return;
     }
     ath_unrotate_lanes(layout, tile, TOKENS);
+    if (!ath_kv_type_has_page_data(layout->type)) return;
     for (size_t c = 0; c < channels; c++) {
         float mean = ath_f16_to_f32(get_u16(page + layout->mean_at + 2 * c));
         float eq = ath_eq_scale(page[layout->eq_at + c]);

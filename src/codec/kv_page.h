@@ -42,6 +42,9 @@ typedef enum ath_kv_type {
     ATH_KV_TURBO4_TCQ,
     ATH_KV_TURBO3_TCQ,
     ATH_KV_TURBO2_TCQ,
+    ATH_KV_TURBO4_PLAIN, /* "turbo4:plain": the scalar codes alone, as other engines have them; to compare with */
+    ATH_KV_TURBO3_PLAIN,
+    ATH_KV_TURBO2_PLAIN,
     ATH_KV_TYPE_COUNT,
 } ath_kv_type;
 
@@ -50,19 +53,32 @@ const char *ath_kv_type_name(ath_kv_type type);
 /* ATH_ERR_ARGUMENT with the list of names if there is no such type. */
 ath_status ath_kv_type_parse(ath_kv_type *out, const char *name, ath_error *err);
 
-/* f32, f16 and bf16 pages are plain tiles, written token by token; all other types are encoded when full. */
+/* f32, f16 and bf16 pages are plain tiles, written token by token; all other types are encoded. */
 static inline bool ath_kv_type_is_raw(ath_kv_type type) {
     return type <= ATH_KV_BF16;
 }
-static inline bool ath_kv_type_is_turbo(ath_kv_type type) {
+/* ":plain" types: no mean, no equalisation, and no position is read in f16: every token is encoded at once. */
+static inline bool ath_kv_type_is_plain(ath_kv_type type) {
+    return type >= ATH_KV_TURBO4_PLAIN;
+}
+/* Encoded when a page is full; sinks, the own page and the one before it are read in f16; K has mean and equalisation. */
+static inline bool ath_kv_type_has_page_data(ath_kv_type type) {
+    return !ath_kv_type_is_raw(type) && !ath_kv_type_is_plain(type);
+}
+/* Has a turbo code (ath_turbo_code_of), plain types included. */
+static inline bool ath_kv_type_has_code(ath_kv_type type) {
     return type >= ATH_KV_TURBO4;
 }
-/* 4, 3, 2 for the turbo types; 0 otherwise. */
+/* The turbo types with page data, which attention has kernels of their own for. */
+static inline bool ath_kv_type_is_turbo(ath_kv_type type) {
+    return ath_kv_type_has_code(type) && !ath_kv_type_is_plain(type);
+}
+/* 4, 3, 2 for types with a code; 0 otherwise. */
 static inline int ath_kv_turbo_bits(ath_kv_type type) {
-    return ath_kv_type_is_turbo(type) ? 4 - (int)(type - ATH_KV_TURBO4) % 3 : 0;
+    return ath_kv_type_has_code(type) ? 4 - (int)(type - ATH_KV_TURBO4) % 3 : 0;
 }
 
-/* The tensor type (tensor_type.h) of a raw or block cache type; -1 for turbo types. */
+/* The tensor type (tensor_type.h) of a raw or block cache type; -1 for types with a code. */
 int ath_kv_tensor_type(ath_kv_type type);
 
 /* How a turbo type's symbols become values. A part of n channels is a circular stream of n * k bits per
@@ -80,14 +96,14 @@ typedef struct ath_turbo_code {
     int limit;              /* its input is clamped to +-limit units */
 } ath_turbo_code;
 
-/* The code of a turbo type. */
+/* The code of a type that has one. */
 const ath_turbo_code *ath_turbo_code_of(ath_kv_type type);
 
 /* One side of one kv head in a page. All offsets and sizes are multiples of 16 bytes. Sections in this order:
  *   codes  turbo: a token's stream is the streams of its parts one after the other, S = head_dim * k / 8
  * bytes; stored in planes, see ath_turbo_byte_at block types: [128 tokens][head_dim/32] of the type's GGUF
- * block raw types: the plain tile norms  turbo only: bf16 [n_parts][128] mean   encoded K only: f16
- * [head_dim] eq     encoded K only: u8 [head_dim], scale 2^((e-128)/4) */
+ * block raw types: the plain tile norms  turbo only: bf16 [n_parts][128] mean   K with page data
+ * only: f16 [head_dim] eq     the same: u8 [head_dim], scale 2^((e-128)/4) */
 typedef struct ath_kv_layout {
     ath_kv_type type;
     bool is_key;

@@ -21,6 +21,9 @@ static const char *const type_names[ATH_KV_TYPE_COUNT] = {
     [ATH_KV_TURBO4_TCQ] = "turbo4_tcq",
     [ATH_KV_TURBO3_TCQ] = "turbo3_tcq",
     [ATH_KV_TURBO2_TCQ] = "turbo2_tcq",
+    [ATH_KV_TURBO4_PLAIN] = "turbo4:plain",
+    [ATH_KV_TURBO3_PLAIN] = "turbo3:plain",
+    [ATH_KV_TURBO2_PLAIN] = "turbo2:plain",
 };
 
 const char *ath_kv_type_name(ath_kv_type type) {
@@ -33,12 +36,12 @@ int ath_kv_tensor_type(ath_kv_type type) {
         [ATH_KV_Q8_0] = ATH_TYPE_Q8_0, [ATH_KV_Q5_1] = ATH_TYPE_Q5_1, [ATH_KV_Q5_0] = ATH_TYPE_Q5_0,
         [ATH_KV_Q4_1] = ATH_TYPE_Q4_1, [ATH_KV_Q4_0] = ATH_TYPE_Q4_0, [ATH_KV_IQ4_NL] = ATH_TYPE_IQ4_NL,
     };
-    return ath_kv_type_is_turbo(type) ? -1 : ids[type];
+    return ath_kv_type_has_code(type) ? -1 : ids[type];
 }
 
 /* Channels that a head must be a multiple of to be stored in this type. */
 static int channel_step(ath_kv_type type) {
-    return ath_kv_type_is_raw(type) ? 1 : ath_kv_type_is_turbo(type) ? 16 : 32;
+    return ath_kv_type_is_raw(type) ? 1 : ath_kv_type_has_code(type) ? 16 : 32;
 }
 
 /* Names of the types that can hold this head_dim, with commas between. */
@@ -92,14 +95,14 @@ ath_status ath_kv_layout_init(ath_kv_layout *layout, ath_kv_type type, int head_
     *layout = (ath_kv_layout){.type = type, .is_key = is_key, .head_dim = head_dim};
     split_parts(layout);
     size_t channels = (size_t)head_dim, end;
-    if (ath_kv_type_is_turbo(type)) {
+    if (ath_kv_type_has_code(type)) {
         end = channels * ATH_PAGE_TOKENS * (size_t)ath_kv_turbo_bits(type) / 8;
     } else {
         end = ath_tensor_type_row_bytes(ath_kv_tensor_type(type), head_dim) * ATH_PAGE_TOKENS;
     }
     layout->norms_at = end;
-    if (ath_kv_type_is_turbo(type)) end += (size_t)layout->n_parts * ATH_PAGE_TOKENS * sizeof(uint16_t);
-    bool has_key_sections = is_key && !ath_kv_type_is_raw(type);
+    if (ath_kv_type_has_code(type)) end += (size_t)layout->n_parts * ATH_PAGE_TOKENS * sizeof(uint16_t);
+    bool has_key_sections = is_key && ath_kv_type_has_page_data(type);
     layout->mean_at = end;
     if (has_key_sections) end += channels * sizeof(uint16_t);
     layout->eq_at = end;

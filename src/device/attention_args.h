@@ -1,7 +1,7 @@
 /* Attention over the paged KV cache: what a device gets to see of it.
  *
  * A query at position p reads its own page, the page before it and the first 4 positions (sinks) in f16, every other
- * page in the cache's own form; raw types (f32, f16, bf16) have one form only. Which form is read depends on positions
+ * page in the cache's own form; raw types (f32, f16, bf16) and plain ones (":plain") have one form only. Which form is read depends on positions
  * alone; the mask (causal, window) decides what is visible. K and V are independent of each other. */
 #ifndef ATH_DEVICE_ATTENTION_ARGS_H
 #define ATH_DEVICE_ATTENTION_ARGS_H

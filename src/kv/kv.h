@@ -5,7 +5,8 @@
  * tokens arrive, counted by reference, shared between sequences with the same prefix, and given back by
  * windowed layers once no position in reach (window plus 128 tokens of rollback) lies in them. Encoded types
  * keep three f16 pages per sequence: own, previous, and the one before, which makes a rollback of up to 128
- * tokens exact. Layers whose window is 129 or less are stored as f16.
+ * tokens exact. Layers whose window is 129 or less are stored as f16. Plain types (kv_page.h) keep the same f16
+ * pages, only to encode their last page again whenever it gets tokens; nothing reads them.
  *
  * Recurrent layers have a state instead, of one size at any length. A sequence keeps its present state and
  * those at the page boundaries that a rollback of 128 tokens goes back to: it lands on a boundary, and at most
@@ -72,7 +73,7 @@ void ath_kv_free(ath_kv *kv);
 /* What is stored when a layer of this window is wanted in type: windows of 129 or less never leave the two
  * f16 pages that every query reads, so their encoded types become f16. */
 static inline ath_kv_type ath_kv_stored_type(ath_kv_type type, int64_t window) {
-    return window > 0 && window <= ATH_PAGE_TOKENS + 1 && !ath_kv_type_is_raw(type) ? ATH_KV_F16 : type;
+    return window > 0 && window <= ATH_PAGE_TOKENS + 1 && ath_kv_type_has_page_data(type) ? ATH_KV_F16 : type;
 }
 
 /* The types that are stored (see ath_kv_stored_type); ATH_KV_TYPE_COUNT for recurrent layers. */

@@ -273,16 +273,17 @@ static void note_bad_layer(ath_kv_batch *batch, int layer) {
     batch->n_bad_layer = batch->n_bad;
 }
 
-static int64_t list_full_pages(ath_kv *kv, const ath_kv_place *place) {
+/* Jobs of the pages that became full; or of those that did not, in types that are read before. */
+static int64_t list_pages(ath_kv *kv, const ath_kv_place *place, bool full) {
     ath_kv_batch *batch = &kv->batch;
     int64_t n = 0;
     for (int64_t s = 0; s < batch->n_segments; s++) {
         const ath_kv_segment *segment = &batch->segments[s];
-        if (segment->at + segment->n_rows < ATH_PAGE_TOKENS) continue;
+        if (full != (segment->at + segment->n_rows == ATH_PAGE_TOKENS)) continue;
         for (int is_value = 0; is_value < 2; is_value++) {
             const ath_kv_side *side = &place->side[is_value];
-            if (!side->encoded) continue;
             const ath_kv_layout *layout = &side->attn.layout;
+            if (!side->encoded || (!full && !ath_kv_type_is_plain(layout->type))) continue;
             const uint16_t *tile = tile_of(kv, segment, place, is_value);
             uint8_t *out = segment->seq->mem[place->kind][segment->page] + side->attn.offset;
             for (int h = 0; h < place->n_kv_heads; h++)
@@ -306,9 +307,11 @@ void ath_kv_append(ath_kv *kv, int layer, const float *k, const float *v) {
     else
         for (int64_t task = 0; task < n_tasks; task++) append_task(&job, task, 0);
     note_bad_layer(batch, layer);
-    int64_t n_jobs = list_full_pages(kv, place);
+    int64_t n_jobs = list_pages(kv, place, true);
     if (n_jobs > 0) ath_op_encode_pages(kv->device, batch->jobs, n_jobs);
     if (kv->losses) ath_kv_measure_jobs(kv, layer, n_jobs);
+    n_jobs = list_pages(kv, place, false);
+    if (n_jobs > 0) ath_op_encode_pages(kv->device, batch->jobs, n_jobs);
 }
 
 /* ---- attend */

@@ -44,14 +44,14 @@ ath_attn_view ath_attn_view_of(const ath_attn_args *args, const ath_attn_seq *se
     const ath_attn_side *side = key ? &args->k : &args->v;
     size_t head_dim = (size_t)side->layout.head_dim, head = (size_t)kv_head;
     ath_attn_view view = {.layout = &side->layout, .type = side->layout.type};
-    if (!ath_kv_type_is_raw(view.type) && page >= own - 1) {
+    if (ath_kv_type_has_page_data(view.type) && page >= own - 1) {
         const uint16_t *recent = (key ? seq->recent_k : seq->recent_v)[page - seq->first_recent];
         view.type = ATH_KV_F16;
         view.data = (const uint8_t *)(recent + head * head_dim * ATH_PAGE_TOKENS);
         return view;
     }
     view.data = seq->pages[page - seq->first_page] + side->offset + head * side->layout.bytes;
-    if (!ath_kv_type_is_raw(view.type) && page == 0)
+    if (ath_kv_type_has_page_data(view.type) && page == 0)
         view.sinks = (key ? seq->sink_k : seq->sink_v) + head * ATH_SINK_TOKENS * head_dim;
     return view;
 }
@@ -98,9 +98,10 @@ void ath_attn_finish(const ath_attn_args *args, int head, ath_attn_state state, 
 }
 
 /* Visible positions of a row that one side reads in its encoded form: those before the previous page, without
- * sinks. */
+ * sinks; all of a plain type. */
 static int64_t count_compressed(const ath_kv_layout *layout, int64_t pos, int64_t first_visible) {
     if (ath_kv_type_is_raw(layout->type)) return 0;
+    if (ath_kv_type_is_plain(layout->type)) return pos + 1 - first_visible;
     int64_t end = (pos / ATH_PAGE_TOKENS - 1) * ATH_PAGE_TOKENS;
     int64_t begin = first_visible > ATH_SINK_TOKENS ? first_visible : ATH_SINK_TOKENS;
     return end > begin ? end - begin : 0;
