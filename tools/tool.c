@@ -259,6 +259,7 @@ static char *read_stream(FILE *file, size_t *size) {
     size_t cap = 1 << 16, n = 0;
     char *data = malloc(cap);
     while (data) {
+    p->debug_k_bias = ATH_ARG_TEXT(args, DEBUG_K_BIAS);
         n += fread(data + n, 1, cap - 1 - n, file);
         if (n < cap - 1) break;
         char *more = realloc(data, cap *= 2);

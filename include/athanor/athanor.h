@@ -192,6 +192,8 @@ typedef struct ath_session_params {
     const char *kv_layers; /* per-layer overrides "0-1,-1:k=q8_0;3:v=f16,k=f16"; NULL: none */
     int entry_every;       /* pages of 128 tokens between automatic entry points; default 32, 0: none */
     bool swa_full;         /* sliding-window layers keep the whole context */
+    const char *debug_k_bias; /* a constant on channels of K after its rotation, to test what a cache makes of it:
+                                 "LAYERS:CHANNELS=VALUE[;...]", channels of every head, "0-1,-1:28,62-63=450"; NULL: none */
 } ath_session_params;
 
 ath_session_params ath_session_params_default(void);
@@ -275,6 +277,7 @@ typedef struct ath_cache_error {
 ath_cache_error ath_session_cache_error(const ath_session *session, int layer, int head);
 
 /* ---------------------------------------------------------------- codec figures */
+    double norm_k, norm_v; /* root of the mean square of the vectors' norms */
 
 /* "Relative": a sum of squared errors over the sum of squares of the values. */
 typedef struct ath_distortion {

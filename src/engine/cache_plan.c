@@ -17,29 +17,29 @@ static ath_status bad_override(const char *spec, ath_error *err) {
                     "--kv-layers \"%s\": expected LAYERS:k=TYPE,v=TYPE[;...] with LAYERS such as 0-1,-1", spec);
 }
 
-/* A layer number; -1 is the last. Moves *at behind it. */
-static bool parse_layer(const char **at, int n_layers, int *layer) {
+/* A number of 0 .. n - 1, or -n .. -1 counted from the end. Moves *at behind it. */
+static bool parse_number(const char **at, int n_all, int *number) {
     char *end;
     long n = strtol(*at, &end, 10);
     if (end == *at) return false;
-    if (n < 0) n += n_layers;
+    if (n < 0) n += n_all;
     *at = end;
-    *layer = (int)n;
-    return n >= 0 && n < n_layers;
+    *number = (int)n;
+    return n >= 0 && n < n_all;
 }
 
-static bool parse_layers(const char **at, int n_layers, bool *chosen) {
+bool ath_parse_numbers(const char **at, int n, char end, bool *chosen) {
     do {
         int first, last;
-        if (!parse_layer(at, n_layers, &first)) return false;
+        if (!parse_number(at, n, &first)) return false;
         last = first;
         if (**at == '-') {
             ++*at;
-            if (!parse_layer(at, n_layers, &last) || last < first) return false;
+            if (!parse_number(at, n, &last) || last < first) return false;
         }
-        for (int il = first; il <= last; il++) chosen[il] = true;
+        for (int i = first; i <= last; i++) chosen[i] = true;
     } while (*(*at)++ == ',');
-    return (*at)[-1] == ':';
+    return (*at)[-1] == end;
 }
 
 static ath_status parse_assignments(const char **at, const char *spec, int n_layers, const bool *chosen,
@@ -66,7 +66,7 @@ static ath_status apply_overrides(const char *spec, int n_layers, ath_kv_layer *
     const char *at = spec;
     while (status == ATH_OK && *at) {
         memset(chosen, 0, (size_t)n_layers);
-        status = parse_layers(&at, n_layers, chosen) ? parse_assignments(&at, spec, n_layers, chosen, layers, err)
+        status = ath_parse_numbers(&at, n_layers, ':', chosen) ? parse_assignments(&at, spec, n_layers, chosen, layers, err)
                                                      : bad_override(spec, err);
         if (status == ATH_OK && *at && *at++ != ';') status = bad_override(spec, err);
     }

@@ -34,6 +34,7 @@ struct ath_session {
     ath_kv_rows *rows; /* [n_seqs] */
     ath_session_stats stats;
     size_t bytes_at_ctx;
+    float *k_bias; /* params.debug_k_bias; NULL: none */
 };
 
 static inline bool ath_session_has(const ath_session *s, int seq) { return seq >= 0 && seq < s->n_seqs; }
@@ -44,11 +45,17 @@ double ath_now_ms(void);
 /* Fills layers[n_layers] with the model's shapes and the wanted types, per-layer overrides applied. */
 ath_status ath_cache_layers(const ath_engine *engine, const char *type_k, const char *type_v, const char *kv_layers,
                             ath_kv_layer *layers, ath_error *err);
+/* Reads whole numbers and ranges ("0-1,-1"; negative ones count from n) and the character `end` behind them: chosen[i] is
+ * set for each. Moves *at behind `end`. */
+bool ath_parse_numbers(const char **at, int n, char end, bool *chosen);
 /* Refuses a cache of n_seqs sequences of n_ctx tokens that would not fit beside `other` bytes. */
 ath_status ath_cache_check_memory(const ath_engine *engine, const ath_kv_params *params, size_t other, ath_error *err);
 /* "turbo3", or "turbo3 + f16 x5" when layers differ, "none" without any. type(user, layer): ATH_KV_TYPE_COUNT if the
  * layer stores neither K nor V. */
 void ath_cache_describe(char *buf, size_t cap, int n_layers, ath_kv_type (*type)(const void *user, int layer),
                         const void *user);
+
+/* ath_session_params.debug_k_bias as a table [n_layers][*width], malloc'd. */
+ath_status ath_k_bias_parse(float **out, int64_t *width, const ath_model *model, const char *spec, ath_error *err);
 
 #endif

@@ -31,7 +31,11 @@ static ath_status create_buffers(ath_session *s, ath_error *err) {
     s->rows = malloc(n_seqs * sizeof *s->rows);
     if (!s->logits || !s->has_logits || !s->tokens || !s->rows)
         return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for the logits of %d sequences", s->n_seqs);
-    return ath_pass_create(&s->pass, e->model, s->kv, s->n_ctx, e->n_ubatch, err);
+    ATH_TRY(ath_pass_create(&s->pass, e->model, s->kv, s->n_ctx, e->n_ubatch, err));
+    if (!p->debug_k_bias) return ATH_OK;
+    ATH_TRY(ath_k_bias_parse(&s->k_bias, &s->pass->k_width, e->model, p->debug_k_bias, err));
+    s->pass->k_bias = s->k_bias;
+    return ATH_OK;
 }
 
 static ath_status create_cache(ath_session *s, const ath_session_params *p, ath_kv_layer *layers, ath_error *err) {
@@ -100,6 +104,7 @@ void ath_session_close(ath_session **session) {
     free(s->chunk);
     free(s->tokens);
     free(s->rows);
+    free(s->k_bias);
     free(s);
     *session = NULL;
 }
@@ -252,19 +257,25 @@ void ath_session_clear(ath_session *s, int seq) {
 
 ath_status ath_session_measure(ath_session *s, ath_error *err) { return ath_kv_measure(s->kv, err); }
 
-static double relative_error(const ath_session *s, int layer, int head, int side) {
-    ath_kv_loss sum = {0, 0};
+static ath_kv_loss loss_of(const ath_session *s, int layer, int head, int side) {
+    ath_kv_loss sum = {0, 0, 0};
     int n_heads = ath_engine_layer(s->engine, layer).n_kv_heads;
     for (int h = head < 0 ? 0 : head; h < (head < 0 ? n_heads : head + 1); h++) {
         ath_kv_loss loss = ath_kv_loss_of(s->kv, layer, h, side);
         sum.error2 += loss.error2;
         sum.norm2 += loss.norm2;
     }
-    return sum.norm2 > 0 ? sqrt(sum.error2 / sum.norm2) : 0;
+    return sum;
 }
 
 ath_cache_error ath_session_cache_error(const ath_session *s, int layer, int head) {
-    return (ath_cache_error){relative_error(s, layer, head, 0), relative_error(s, layer, head, 1)};
+    double error[2], norm[2];
+    for (int side = 0; side < 2; side++) {
+        ath_kv_loss loss = loss_of(s, layer, head, side);
+        error[side] = loss.norm2 > 0 ? sqrt(loss.error2 / loss.norm2) : 0;
+        norm[side] = loss.n > 0 ? sqrt(loss.norm2 / (double)loss.n) : 0;
+    }
+    return (ath_cache_error){error[0], error[1], norm[0], norm[1]};
 }
 
 void ath_session_layer_rows(const ath_session *s, int layer, uint64_t rows[4]) {
@@ -272,6 +283,7 @@ void ath_session_layer_rows(const ath_session *s, int layer, uint64_t rows[4]) {
     rows[0] = c->k_compressed;
     rows[1] = c->k_plain;
     rows[2] = c->v_compressed;
+        sum.n += loss.n;
     rows[3] = c->v_plain;
 }
 

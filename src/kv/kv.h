@@ -139,6 +139,7 @@ void ath_kv_reset_counters(ath_kv *kv);
 /* ---- what encoding loses: sums of squares over the pages that were encoded since ath_kv_measure */
 typedef struct ath_kv_loss {
     double error2, norm2; /* decoded - f16 value; f16 value */
+    int64_t n;            /* vectors */
 } ath_kv_loss;
 ath_status ath_kv_measure(ath_kv *kv, ath_error *err);
 /* side: 0 K, 1 V. Zeros for what isn't encoded, isn't measured or doesn't exist. */

@@ -40,6 +40,7 @@ void ath_kv_measure_jobs(ath_kv *kv, int layer, int64_t n_jobs) {
         ath_kv_loss *loss = loss_of(kv, layer, (int)(j % n_heads), !job->layout->is_key);
         size_t n = (size_t)job->layout->head_dim * ATH_PAGE_TOKENS;
         ath_kv_decode_page(job->layout, job->out, kv->decoded);
+        loss->n += ATH_PAGE_TOKENS;
         for (size_t i = 0; i < n; i++) {
             double x = (double)ath_f16_to_f32(job->tile[i]), d = (double)kv->decoded[i] - x;
             loss->error2 += d * d;
@@ -51,5 +52,5 @@ void ath_kv_measure_jobs(ath_kv *kv, int layer, int64_t n_jobs) {
 ath_kv_loss ath_kv_loss_of(const ath_kv *kv, int layer, int head, int side) {
     bool known = kv->losses && layer >= 0 && layer < kv->shape.n_layers && head >= 0 &&
                  head < kv->shape.layers[layer].n_kv_heads && (side == 0 || side == 1);
-    return known ? *loss_of(kv, layer, head, side) : (ath_kv_loss){0, 0};
+    return known ? *loss_of(kv, layer, head, side) : (ath_kv_loss){0, 0, 0};
 }

@@ -93,7 +93,11 @@ void ath_block_qkv(const ath_model *m, ath_pass *p, int il, const float *h) {
 
 void ath_block_attention(const ath_model *m, ath_pass *p, int il) {
     const ath_layer *l = &m->layers[il];
-    if (l->kv_layer == il) ath_kv_append(p->kv, il, p->k, p->v);
+    if (l->kv_layer == il) {
+        if (p->k_bias)
+            ath_op_add_bias(p->dev, p->k, p->k_bias + il * p->k_width, (int64_t)l->n_kv_heads * l->head_dim_k, p->rows);
+        ath_kv_append(p->kv, il, p->k, p->v);
+    }
     ath_attn_args args = {
         .n_heads = l->n_heads,
         .scale = m->attn_scale != 0 ? m->attn_scale : 1 / sqrtf((float)l->head_dim_k),

@@ -143,6 +143,10 @@ struct ath_pass {
     ath_kv *kv;
     int64_t rows, max_rows;
     bool long_context;   /* LongRoPE: the long table is in use */
+    const float *k_bias; /* [n_layers][k_width] added to K as it is stored, to test caches; NULL: none */
+    int64_t k_width;
+    bool (*cancelled)(void *user); /* asked before each layer; NULL: never */
+    void *cancel_user;
     int64_t *pos;        /* [rows] position of each row in its sequence */
     int32_t *pos_id;     /* [rows] the same, for learned positions */
     float *row_scale;    /* [rows] scratch */
