@@ -9,8 +9,8 @@ static const ath_program program = {ATH_PROGRAM_I, "MODEL.gguf [--json] [--tenso
                                     "Shows a model file's metadata and tensors, and the memory of its cache.",
                                     true};
 
-static const int64_t plan_tokens[] = {8 << 10, 32 << 10, 128 << 10};
-enum { N_PLANS = 3, MAX_TENSOR_TYPES = 64 };
+static const int64_t plan_tokens[] = {2 << 10, 8 << 10, 32 << 10, 128 << 10};
+enum { N_PLANS = 4, MAX_TENSOR_TYPES = 64 };
 
 typedef struct type_sum {
     const char *type;
@@ -185,10 +185,17 @@ static bool has_states(const ath_engine *e, int n_layers) {
     return false;
 }
 
+/* Bits per value of everything that is held but recurrent states, of the values that an f16 cache of so many tokens holds. */
+static double bits_in_all(const ath_engine *e, const ath_cache_plan *plan, int64_t n_tokens) {
+    ath_cache_plan f16;
+    if (ath_engine_plan_cache(e, "f16", "f16", n_tokens, &f16, NULL) != ATH_OK || !f16.bytes_pages) return 0;
+    return 16.0 * (double)(total_bytes(plan) - plan->bytes_state) / (double)f16.bytes_pages;
+}
+
 static void print_cache_row(const ath_engine *e, const char *type, int64_t values) {
     ath_cache_plan plan;
     ath_error err;
-    printf("  %-10s", type);
+    printf("  %-12s", type);
     for (int i = 0; i < N_PLANS; i++) {
         if (ath_engine_plan_cache(e, type, type, plan_tokens[i], &plan, &err) != ATH_OK) {
             printf(" refused: %s\n", err.message);
@@ -197,9 +204,7 @@ static void print_cache_row(const ath_engine *e, const char *type, int64_t value
         if (!i)
             printf(" %10.1f %6.3f ", plan.bytes_per_token,
                    values ? 8 * plan.bytes_per_token / (double)values : 0.0);
-        printf("  %8.1f (%.1f, %.1f, ", mib(total_bytes(&plan)), mib(plan.bytes_pages), mib(plan.bytes_recent));
-        if (plan.bytes_state) printf("%.1f, ", mib(plan.bytes_state));
-        printf("%.1f)", mib(plan.bytes_entries));
+        printf(" %9.2f %7.3f", mib(total_bytes(&plan)), bits_in_all(e, &plan, plan_tokens[i]));
     }
     printf("\n");
 }
@@ -214,10 +219,10 @@ static void print_cache(const ath_engine *e, const ath_engine_info *info) {
     int64_t values = values_per_token(e, info->n_layers);
     printf("\ncache:\n");
     print_layers(e, info->n_layers);
-    printf("  K and V of one type, one sequence; MiB in all (pages, f16 pages and sinks, %sentry points)\n",
-           has_states(e, info->n_layers) ? "states, " : "");
-    printf("  type       bytes/token  bits   at 8K                          at 32K                         at "
-           "128K\n");
+    printf("  K and V of one type, one sequence: a closed page alone (codes, norms, means, scales); then MiB and bits per\n"
+           "  value of all that is held at so many tokens, f16 pages, sinks and entry points (every 32 pages) included%s\n",
+           has_states(e, info->n_layers) ? ",\n  recurrent states in the MiB" : "");
+    printf("  type         bytes/token  bits      at 2K    bits     at 8K    bits    at 32K    bits   at 128K    bits\n");
     for (int i = 0; ath_cache_type_name(i); i++) print_cache_row(e, ath_cache_type_name(i), values);
 }
 
@@ -244,6 +249,7 @@ static cJSON *cache_row_json(const ath_engine *e, const char *type, int64_t valu
         cJSON_AddNumberToObject(at, "bytes_recent", (double)plan.bytes_recent);
         cJSON_AddNumberToObject(at, "bytes_state", (double)plan.bytes_state);
         cJSON_AddNumberToObject(at, "bytes_entries", (double)plan.bytes_entries);
+        cJSON_AddNumberToObject(at, "bits_per_value", bits_in_all(e, &plan, plan_tokens[i]));
         cJSON_AddItemToArray(plans, at);
     }
     return row;
