@@ -7,7 +7,7 @@
 #include "evaluate.h"
 #include "score.h"
 
-enum { QUALITY_MAX_TYPES = 32, QUALITY_QUARTERS = 4 };
+enum { QUALITY_MAX_TYPES = 32, QUALITY_QUARTERS = 4, QUALITY_BINS = 32 };
 
 /* What one cache did; the reference is f16. */
 typedef struct quality_type {
@@ -74,6 +74,8 @@ typedef struct quality_worst {
 } quality_worst;
 quality_worst quality_worst_head(const quality *q, const quality_type *t, bool is_value);
 
+/* Mean KLD of equal stretches of the window, and its error from blocks of positions (0: fewer than two blocks). */
+void quality_bins(const quality *q, const quality_type *t, double mean[QUALITY_BINS], double error[QUALITY_BINS]);
 /* False if out of memory. */
 bool quality_summarize(const quality *q, const quality_type *t, quality_result *out);
 void quality_print(const quality *q, const quality_result *results);

@@ -4,7 +4,7 @@
 
 #include "quality.h"
 
-enum { WIDTH = 860, HEIGHT = 460, LEFT = 80, RIGHT = 180, TOP = 50, BOTTOM = 60, BINS = 32 };
+enum { WIDTH = 860, HEIGHT = 460, LEFT = 80, RIGHT = 180, TOP = 50, BOTTOM = 60, BINS = QUALITY_BINS };
 
 typedef struct scale {
     double low, high; /* decades */
@@ -12,10 +12,10 @@ typedef struct scale {
 
 /* Mean KLD of positions bin by bin; NAN where nothing was scored, or nothing lost: f16 was read there. */
 static void bin_means(const quality *q, const quality_type *t, double mean[BINS]) {
-    ath_moments m[BINS] = {{0}};
-    for (size_t i = 0; i < q->n_scored; i++)
-        ath_add(&m[i % (q->n_ctx - 1) * BINS / (q->n_ctx - 1)], (double)t->kld[i]);
-    for (int b = 0; b < BINS; b++) mean[b] = ath_mean_of(&m[b]) > 1e-6 ? ath_mean_of(&m[b]) : (double)NAN;
+    double error[BINS];
+    quality_bins(q, t, mean, error);
+    for (int b = 0; b < BINS; b++)
+        if (!(mean[b] > 1e-6)) mean[b] = (double)NAN;
 }
 
 static scale scale_of(const quality *q) {

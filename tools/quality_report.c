@@ -106,6 +106,21 @@ static void add_quarters(const quality *q, const quality_type *t, quality_result
     for (int i = 0; i < QUALITY_QUARTERS; i++) r->quarter[i] = m[i].n ? ath_mean_of(&m[i]) : (double)NAN;
 }
 
+void quality_bins(const quality *q, const quality_type *t, double mean[QUALITY_BINS], double error[QUALITY_BINS]) {
+    ath_moments values[QUALITY_BINS] = {{0}}, blocks[QUALITY_BINS] = {{0}};
+    double sum = 0;
+    for (size_t i = 0; i < q->n_scored; i++) {
+        size_t at = i % (q->n_ctx - 1), bin = at * QUALITY_BINS / (q->n_ctx - 1), in_block = at % ATH_SCORE_BLOCK;
+        ath_add(&values[bin], (double)t->kld[i]);
+        sum = (in_block ? sum : 0) + (double)t->kld[i];
+        if (in_block == ATH_SCORE_BLOCK - 1) ath_add(&blocks[bin], sum / ATH_SCORE_BLOCK);
+    }
+    for (int b = 0; b < QUALITY_BINS; b++) {
+        mean[b] = values[b].n ? ath_mean_of(&values[b]) : (double)NAN;
+        error[b] = ath_error_of(&blocks[b]);
+    }
+}
+
 /* Positions n_ctx/2 .. n_ctx - 2 of the windows, as llama-perplexity scores them. */
 bool quality_summarize(const quality *q, const quality_type *t, quality_result *r) {
     *r = (quality_result){0};
@@ -274,6 +289,10 @@ static cJSON *type_json(const quality *q, const quality_type *t, const quality_r
     add(json, "ppl_ratio", r->ppl_ratio);
     add(json, "ppl_ratio_se", r->ppl_ratio_error);
     cJSON_AddItemToObject(json, "kld_quarters", cJSON_CreateDoubleArray(r->quarter, QUALITY_QUARTERS));
+    double bins[QUALITY_BINS], errors[QUALITY_BINS];
+    quality_bins(q, t, bins, errors);
+    cJSON_AddItemToObject(json, "kld_bins", cJSON_CreateDoubleArray(bins, QUALITY_BINS));
+    cJSON_AddItemToObject(json, "kld_bins_se", cJSON_CreateDoubleArray(errors, QUALITY_BINS));
     add(json, "bytes_per_token", t->bytes_per_token);
     add(json, "bits_per_value", t->bits);
     tests_json(q, t, json);
