@@ -130,6 +130,7 @@ static int open_session(completion *c) {
                          (long long)ath_session_n_ctx(c->session), (long long)info.n_ctx_train);
     }
     if (status != ATH_OK) return ath_tool_fail("%s", err.message);
+    ath_tool_stop_on_interrupt(c->session);
     c->n_ctx = (size_t)ath_session_n_ctx(c->session);
     c->context = malloc((c->n_ctx + 1) * sizeof *c->context);
     return c->context ? -1 : out_of_memory();
@@ -170,8 +171,9 @@ static int evaluate(completion *c, double *ms, size_t *n_tokens) {
     while (at < c->n_context && !ath_tool_interrupted) {
         size_t end = (at / n_ubatch + 1) * n_ubatch;
         if (end > c->n_context) end = c->n_context;
-        if (ath_session_append(c->session, 0, c->context + at, end - at, &err) != ATH_OK)
-            return ath_tool_fail("%s", err.message);
+        ath_status status = ath_session_append(c->session, 0, c->context + at, end - at, &err);
+        if (status == ATH_ERR_CANCELLED) break;
+        if (status != ATH_OK) return ath_tool_fail("%s", err.message);
         *n_tokens += end - at;
         at = end;
     }
@@ -293,6 +295,7 @@ static int run_prompt(completion *c) {
 
 static int finish(completion *c) {
     c->report.ids = c->ids;
+    ath_report_saturated(c->session);
     if (c->stats.file && (ath_report_json(&c->report, c->stats.file) || ath_outfile_commit(&c->stats)))
         return 1;
     if (ATH_ARG_ON(c->args, PERF) && ATH_ARG_ON(c->args, SHOW_TIMINGS)) {

@@ -22,6 +22,7 @@ typedef struct logits_run {
     size_t n_vocab, n_ubatch, n_seqs, decode_from;
     size_t shift; /* sequence i holds the ids from the i * shift-th on; not 0: the rows of all are wanted */
     size_t pass_start; /* position of the present pass */
+    size_t n_written;  /* rows */
     bool argmax;       /* ids of the largest logits instead of the logits */
 } logits_run;
 
@@ -86,7 +87,9 @@ static void write_logits(const logits_run *run, const float *logits) {
 static void write_row(void *user, int part, size_t row, const float *logits) {
     logits_run *run = user;
     if (run->shift) go_to_row(run, (size_t)part, run->pass_start + row);
-    if (run->shift || (part == 0 && run->pass_start + row >= run->first_row)) write_logits(run, logits);
+    if (!run->shift && (part || run->pass_start + row < run->first_row)) return;
+    write_logits(run, logits);
+    run->n_written++;
 }
 
 /* Rows of the pass that starts at `at`: as many as the sequences share, cut at multiples of that, so that the
@@ -126,6 +129,7 @@ static int run_all(logits_run *run) {
     if (!parts) return ath_tool_fail("out of memory");
     ath_status status = evaluate(run, parts, &err);
     free(parts);
+    if (status == ATH_ERR_CANCELLED) return ATH_EXIT_INTERRUPTED;
     if (status != ATH_OK) return ath_tool_fail("%s", err.message);
     return ath_outfile_commit(&run->out) ? 1 : -1;
 }
@@ -169,6 +173,7 @@ static int open_all(logits_run *run, const ath_args *args) {
     if (code >= 0) return code;
     if (ath_session_open(&run->session, run->engine, &sp, &err) != ATH_OK)
         return ath_tool_fail("%s", err.message);
+    ath_tool_stop_on_interrupt(run->session);
     if ((int64_t)run->n_ids > ath_session_n_ctx(run->session))
         return ath_tool_fail("%zu tokens do not fit into a context of %lld (-c)", run->n_ids,
                              (long long)ath_session_n_ctx(run->session));
@@ -182,7 +187,8 @@ static void print_summary(const logits_run *run) {
     ath_session_stats s;
     ath_session_get_stats(run->session, &s);
     ath_tool_log(ATH_LOG_INFO, "%zu rows of %zu logits; K %s, V %s; %.1f %% of the rows read were compressed",
-                 run->n_ids - run->first_row, run->n_vocab, s.type_k, s.type_v, 100 * ath_report_share(&s));
+                 run->n_written, run->n_vocab, s.type_k, s.type_v, 100 * ath_report_share(&s));
+    ath_report_saturated(run->session);
 }
 
 static int write_stats(logits_run *run, const ath_args *args) {
@@ -208,10 +214,15 @@ static int run_logits(logits_run *run, const ath_args *args) {
     if (code < 0) code = open_all(run, args);
     if (code < 0) code = ath_outfile_open(&run->out, path) ? 1 : -1;
     if (code < 0 && stats) code = ath_outfile_open(&run->stats, stats) ? 1 : -1;
+    ath_tool_catch_interrupt();
     if (code < 0) code = run_all(run);
-    if (code >= 0) return code;
+    if (code == ATH_EXIT_INTERRUPTED)
+        ath_tool_log(ATH_LOG_WARN, "interrupted after %zu of %zu rows: %s was not written", run->n_written,
+                     run->n_ids - run->first_row, path);
+    if (code >= 0 && code != ATH_EXIT_INTERRUPTED) return code;
     print_summary(run);
-    return write_stats(run, args);
+    int stats_code = write_stats(run, args);
+    return stats_code ? stats_code : code < 0 ? 0 : code;
 }
 
 int ath_tool_logits(int argc, char **argv) {

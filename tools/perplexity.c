@@ -10,6 +10,7 @@
 #include "auto_cache.h"
 #include "json.h"
 #include "kld_file.h"
+#include "report.h"
 
 static const ath_program program = {
     ATH_PROGRAM_X, "-m MODEL -f TEXT [-c N] [flags]",
@@ -25,6 +26,7 @@ int ath_perplexity_open_session(perplexity *p, int64_t n_ctx) {
     if (code >= 0) return code;
     if (ath_session_open(&p->session, p->engine, &sp, &err) != ATH_OK)
         return ath_tool_fail("%s", err.message);
+    ath_tool_stop_on_interrupt(p->session);
     ath_session_stats s;
     ath_session_get_stats(p->session, &s);
     ath_tool_log(ATH_LOG_INFO, "cache      K %s, V %s; %.1f bytes per token (f16: %.1f)", s.type_k, s.type_v,
@@ -83,6 +85,7 @@ static int run_windows(windows *w) {
         ath_session_clear(p->session, 0);
         ath_status status =
             ath_tool_evaluate(p->session, w->window, p->n_ctx - 1, p->n_ubatch, w->first, score_row, w, &err);
+        if (status == ATH_ERR_CANCELLED) break;
         if (status != ATH_OK) return ath_tool_fail("%s", err.message);
         w->done++;
         print_window(w);
@@ -164,7 +167,7 @@ static int open_windows(windows *w) {
 static int finish_windows(windows *w) {
     perplexity *p = w->p;
     double ppl = exp(ath_mean_of(&w->nll));
-    if (w->done) printf("Final estimate: PPL = %.4f +/- %.5f\n", ppl, ath_error_of(&w->nll) * ppl);
+    if (w->nll.n) printf("Final estimate: PPL = %.4f +/- %.5f\n", ppl, ath_error_of(&w->nll) * ppl);
     if (p->json) {
         cJSON_AddStringToObject(p->json, "mode", w->step == p->n_ctx ? "perplexity" : "strided perplexity");
         cJSON_AddNumberToObject(p->json, "n_ctx", (double)p->n_ctx);
@@ -233,6 +236,7 @@ int ath_tool_perplexity(int argc, char **argv) {
     if (code < 0) code = open_all(&p);
     ath_tool_catch_interrupt();
     if (code < 0) code = run_mode(&p);
+    if (p.session) ath_report_saturated(p.session);
     bool done = code < 0 || code == ATH_EXIT_INTERRUPTED;
     if (done && ath_tool_flush()) code = 1;
     if (done && p.json) {

@@ -105,9 +105,10 @@ static int run_windows(divergence *d, size_t n_windows) {
         memcpy(d->window, d->header.tokens + d->done * n_ctx, n_ctx * sizeof *d->window);
         if (p->adds_bos) d->window[0] = ath_token_bos(p->engine);
         ath_session_clear(p->session, 0);
-        if (ath_tool_evaluate(p->session, d->window, n_ctx - 1, p->n_ubatch, n_ctx / 2, score_row, d, &err) !=
-            ATH_OK)
-            return ath_tool_fail("%s", err.message);
+        ath_status status =
+            ath_tool_evaluate(p->session, d->window, n_ctx - 1, p->n_ubatch, n_ctx / 2, score_row, d, &err);
+        if (status == ATH_ERR_CANCELLED) break;
+        if (status != ATH_OK) return ath_tool_fail("%s", err.message);
         if (d->cut) return ath_tool_fail("%s ends within window %zu", d->path, d->done + 1);
         d->done++;
         print_window(d);

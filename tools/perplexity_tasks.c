@@ -242,9 +242,10 @@ static int score_text(task_set *set, int i, size_t from, size_t end, double *sco
     set->scored = set->tokens[i];
     set->last = end - 1;
     ath_session_clear(p->session, 0);
-    if (ath_tool_evaluate(p->session, set->tokens[i], end - 1, p->n_ubatch, from - 1, add_row, set, &err) !=
-        ATH_OK)
-        return ath_tool_fail("%s", err.message);
+    ath_status status =
+        ath_tool_evaluate(p->session, set->tokens[i], end - 1, p->n_ubatch, from - 1, add_row, set, &err);
+    if (status == ATH_ERR_CANCELLED) return ATH_EXIT_INTERRUPTED;
+    if (status != ATH_OK) return ath_tool_fail("%s", err.message);
     *score = set->sum / (double)(end - from);
     return -1;
 }
@@ -294,9 +295,10 @@ static int run_task(task_set *set, const task *t) {
         free(set->tokens[i]);
         set->tokens[i] = NULL;
     }
+    if (code >= 0) return code;
     set->n_right += guess == t->right;
     set->chance += 1.0 / t->n;
-    return code;
+    return -1;
 }
 
 /* ---- the run */
@@ -322,6 +324,7 @@ static int run_tasks(task_set *set) {
     printf("task\tright\t95%% confidence\n");
     while (done < set->wanted && !ath_tool_interrupted) {
         int code = run_task(set, &set->tasks[done]);
+        if (code == ATH_EXIT_INTERRUPTED) break;
         if (code >= 0) return code;
         double n = (double)++done, share = (double)set->n_right / n, z = 1.96;
         double middle = (share + z * z / (2 * n)) / (1 + z * z / n); /* Wilson */

@@ -8,6 +8,7 @@
 
 #include "auto_cache.h"
 #include "json.h"
+#include "report.h"
 
 static const ath_program program = {
     ATH_PROGRAM_Q, "-m MODEL [-f TEXT] [-c N] [--types LIST] [flags]",
@@ -40,12 +41,12 @@ static bool fits_heads(const quality *q, const char *name) {
     return false;
 }
 
-static int choose_types(quality *q) {
 /* Types that are for use; ":plain" ones are for comparison. */
 static bool wanted_by_default(const char *name) {
     return strcmp(name, "q8_0") == 0 || (strncmp(name, "turbo", 5) == 0 && !strchr(name, ':'));
 }
 
+static int choose_types(quality *q) {
     const char *list = ATH_ARG_TEXT(q->args, TYPES), *name;
     int code = -1;
     if (!list) {
@@ -99,6 +100,7 @@ static int open_session(quality *q, quality_type *t, int64_t n_ctx) {
     sp.type_v = t->type_v;
     if (ath_session_open(&t->session, q->engine, &sp, &err) != ATH_OK)
         return ath_tool_fail("%s: %s", t->name, err.message);
+    ath_tool_stop_on_interrupt(t->session);
     if (ath_session_measure(t->session, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
     ath_session_stats s;
     ath_session_get_stats(t->session, &s);
@@ -201,6 +203,7 @@ static int report(quality *q) {
     bool ok = results != NULL;
     for (int i = 0; i < q->n_types && ok; i++) ok = quality_summarize(q, &q->type[i], &results[i]);
     int code = ok ? 0 : ath_tool_fail("out of memory");
+    ath_report_saturated(q->f16.session);
     if (ok) {
         quality_print(q, results);
         code = ath_tool_flush() || write_json(q, results) || write_plot(q);

@@ -259,6 +259,8 @@ static void add_layers(cJSON *json, const quality *q, const quality_type *t) {
         cJSON *layer = cJSON_CreateObject();
         add(layer, "k", e.k);
         add(layer, "v", e.v);
+        add(layer, "k_norm", e.norm_k);
+        add(layer, "v_norm", e.norm_v);
         cJSON_AddItemToArray(layers, layer);
     }
     for (int side = 0; side < 2; side++) {
@@ -274,8 +276,6 @@ static cJSON *type_json(const quality *q, const quality_type *t, const quality_r
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "type", t->name);
     cJSON_AddStringToObject(json, "type_k", t->type_k);
-        add(layer, "k_norm", e.norm_k);
-        add(layer, "v_norm", e.norm_v);
     cJSON_AddStringToObject(json, "type_v", t->type_v);
     add(json, "kld_mean", r->kld_mean);
     add(json, "kld_se", r->kld_error.mean);

@@ -39,9 +39,10 @@ static int run_pass(quality *q, const ath_token *tokens, size_t n) {
     for (int i = -1; i < q->n_types && !ath_tool_interrupted; i++) {
         quality_type *t = i < 0 ? &q->f16 : &q->type[i];
         pass p = {q, t};
-        if (ath_tool_evaluate(t->session, tokens, n, q->rows, 0, i < 0 ? keep_base : score_row, &p, &err) !=
-            ATH_OK)
-            return ath_tool_fail("%s: %s", t->name, err.message);
+        ath_status status =
+            ath_tool_evaluate(t->session, tokens, n, q->rows, 0, i < 0 ? keep_base : score_row, &p, &err);
+        if (status == ATH_ERR_CANCELLED) return -1;
+        if (status != ATH_OK) return ath_tool_fail("%s: %s", t->name, err.message);
         worked(q, (double)n);
     }
     if (!ath_tool_interrupted) q->n_scored += n;
@@ -164,8 +165,8 @@ static int ask(const quality *q, quality_type *t, int i, retrieval *r) {
         ath_status status = rewind_to_head(q, t, &err);
         if (status == ATH_OK)
             status = ath_tool_evaluate(t->session, tokens, n, q->rows, first, check_row, r, &err);
-        code = status == ATH_OK ? -1 : ath_tool_fail("%s", err.message);
-        t->needles_found += code < 0 && r->n_right == n - 1 - first;
+        code = status == ATH_OK || status == ATH_ERR_CANCELLED ? -1 : ath_tool_fail("%s", err.message);
+        t->needles_found += status == ATH_OK && r->n_right == n - 1 - first;
     }
     free(asked);
     free(tokens);
@@ -208,7 +209,7 @@ int quality_run_greedy(quality *q, quality_type *t) {
         if (++n < q->n_greedy) status = ath_session_append(t->session, 0, &t->greedy[n - 1], 1, &err);
         worked(q, QUALITY_DECODE_COST);
     }
-    if (status != ATH_OK) return ath_tool_fail("%s: %s", t->name, err.message);
+    if (status != ATH_OK && status != ATH_ERR_CANCELLED) return ath_tool_fail("%s: %s", t->name, err.message);
     t->n_greedy = n;
     return -1;
 }

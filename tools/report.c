@@ -18,6 +18,14 @@ double ath_report_share(const ath_session_stats *s) {
     return all > 0 ? compressed / all : 0;
 }
 
+void ath_report_saturated(const ath_session *session) {
+    ath_session_stats s;
+    ath_session_get_stats(session, &s);
+    if (s.saturated)
+        ath_tool_log(ATH_LOG_WARN, "%llu values of K and V were outside +-65504 and were clamped: -ctk f32 -ctv f32 keeps them",
+                     (unsigned long long)s.saturated);
+}
+
 void ath_report_start(const ath_report *r) {
     ath_engine_info e;
     ath_session_stats s;

@@ -21,6 +21,8 @@ void ath_report_start(const ath_report *report);
 void ath_report_times(const ath_report *report);
 /* Writes --json-stats into the open file. 0, or 1 after an error line. */
 int ath_report_json(const ath_report *report, FILE *file);
+/* A warning if values of K or V were too large for the cache and clamped. */
+void ath_report_saturated(const ath_session *session);
 /* Share of the rows that attention read in compressed form, 0 to 1. */
 double ath_report_share(const ath_session_stats *stats);
 

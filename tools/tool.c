@@ -50,6 +50,15 @@ void ath_tool_catch_interrupt(void) {
     sigaction(SIGINT, &action, NULL);
 }
 
+static bool was_interrupted(void *unused) {
+    (void)unused;
+    return ath_tool_interrupted;
+}
+
+void ath_tool_stop_on_interrupt(ath_session *session) {
+    ath_session_set_cancel(session, was_interrupted, NULL);
+}
+
 /* ---- log */
 
 static struct {
@@ -218,6 +227,7 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     p->n_adapters = the_adapters.n;
     p->repack = ATH_ARG_ON(args, REPACK);
     p->check_tensors = ATH_ARG_ON(args, CHECK_TENSORS);
+    p->exact_activations = strcmp(ATH_ARG_TEXT(args, ACTIVATIONS), "f32") == 0;
     rope_params(args, p);
     int batch = 0;
     int code = isa_mask(args, &p->cpu_mask);
@@ -228,7 +238,6 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     if (code < 0) code = in_int(args, ATH_FLAG_BATCH, 1, &batch);
     if (code < 0 && ATH_ARG_GIVEN(args, YARN_ORIG_CTX))
         code = in_int(args, ATH_FLAG_YARN_ORIG_CTX, 1, &p->yarn_orig_ctx);
-    p->exact_activations = strcmp(ATH_ARG_TEXT(args, ACTIVATIONS), "f32") == 0;
     if (code < 0 && batch < p->n_ubatch) p->n_ubatch = batch;
     return code;
 }
@@ -240,6 +249,7 @@ int ath_tool_session_params(const ath_args *args, ath_session_params *p) {
     p->type_v = ATH_ARG_TEXT(args, CACHE_V);
     p->kv_layers = ATH_ARG_TEXT(args, KV_LAYERS);
     p->swa_full = ATH_ARG_ON(args, SWA_FULL);
+    p->debug_k_bias = ATH_ARG_TEXT(args, DEBUG_K_BIAS);
     return in_int(args, ATH_FLAG_ENTRY_EVERY, 0, &p->entry_every);
 }
 
@@ -259,7 +269,6 @@ static char *read_stream(FILE *file, size_t *size) {
     size_t cap = 1 << 16, n = 0;
     char *data = malloc(cap);
     while (data) {
-    p->debug_k_bias = ATH_ARG_TEXT(args, DEBUG_K_BIAS);
         n += fread(data + n, 1, cap - 1 - n, file);
         if (n < cap - 1) break;
         char *more = realloc(data, cap *= 2);

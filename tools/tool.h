@@ -50,6 +50,8 @@ int ath_tool_split_types(const char *name, size_t size, char type_k[ATH_TYPE_NAM
 /* After this the first Ctrl+C sets ath_tool_interrupted, the second kills. */
 void ath_tool_catch_interrupt(void);
 extern volatile sig_atomic_t ath_tool_interrupted;
+/* Evaluation in this session then ends with ATH_ERR_CANCELLED within a layer's time. */
+void ath_tool_stop_on_interrupt(ath_session *session);
 enum { ATH_EXIT_INTERRUPTED = 130 }; /* as a shell reports SIGINT */
 
 /* A whole file ("-": standard input), malloc'd, NUL behind it. NULL after an error line. */

@@ -222,6 +222,11 @@ typedef struct ath_batch {
 } ath_batch;
 ath_status ath_session_eval(ath_session *session, const ath_batch *batch, ath_error *err);
 
+/* cancelled is asked from the calling thread before each layer and between pieces of logits (NULL: never). When it says
+ * true the call fails with ATH_ERR_CANCELLED: a pass whose layers were not all done is undone; one that was giving
+ * logits to on_logits stays in the sequence, and gives no more. */
+void ath_session_set_cancel(ath_session *session, bool (*cancelled)(void *user), void *user);
+
 /* [n_vocab] logits of the sequence's last evaluated row; NULL before the first. Valid until the next evaluation. */
 const float *ath_session_logits(const ath_session *session, int seq);
 
@@ -272,12 +277,12 @@ void ath_session_layer_rows(const ath_session *session, int layer, uint64_t rows
 ath_status ath_session_measure(ath_session *session, ath_error *err);
 typedef struct ath_cache_error {
     double k, v; /* root of squared errors over squares of the values; 0 where nothing was encoded */
+    double norm_k, norm_v; /* root of the mean square of the vectors' norms */
 } ath_cache_error;
 /* head -1: all heads of the layer. */
 ath_cache_error ath_session_cache_error(const ath_session *session, int layer, int head);
 
 /* ---------------------------------------------------------------- codec figures */
-    double norm_k, norm_v; /* root of the mean square of the vectors' norms */
 
 /* "Relative": a sum of squared errors over the sum of squares of the values. */
 typedef struct ath_distortion {

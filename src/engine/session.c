@@ -22,7 +22,7 @@ static ath_status check_params(const ath_engine *e, const ath_session_params *p,
     return ATH_OK;
 }
 
-static ath_status create_buffers(ath_session *s, ath_error *err) {
+static ath_status create_buffers(ath_session *s, const ath_session_params *p, ath_error *err) {
     const ath_engine *e = s->engine;
     size_t n_vocab = (size_t)e->model->n_vocab, n_seqs = (size_t)s->n_seqs;
     s->logits = malloc(n_seqs * n_vocab * sizeof *s->logits);
@@ -83,7 +83,7 @@ ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_
     }
     ath_status status = create_cache(s, p, layers, err);
     free(layers);
-    if (status == ATH_OK) status = create_buffers(s, err);
+    if (status == ATH_OK) status = create_buffers(s, p, err);
     if (status != ATH_OK) {
         ath_session_close(&s);
         return status;
@@ -151,16 +151,21 @@ static void fill_pass(ath_session *s, const ath_batch *b, int64_t n_rows) {
 
 static float *last_logits(ath_session *s, int seq) { return s->logits + (size_t)seq * (size_t)s->engine->model->n_vocab; }
 
+static ath_status cancelled(ath_error *err) { return ATH_FAIL(err, ATH_ERR_CANCELLED, "cancelled by the caller"); }
+
 /* Logits of all rows of a part, in chunks, to the caller; the last row's stay with the sequence. */
-static void give_all_logits(ath_session *s, const ath_batch *b, int part, int64_t row0) {
+static ath_status give_all_logits(ath_session *s, const ath_batch *b, int part, int64_t row0, ath_error *err) {
     int64_t n = (int64_t)b->parts[part].n, n_vocab = s->engine->model->n_vocab;
     for (int64_t at = 0; at < n; at += LOGITS_CHUNK) {
         int64_t take = n - at < LOGITS_CHUNK ? n - at : LOGITS_CHUNK;
+        if (s->pass->cancelled && s->pass->cancelled(s->pass->cancel_user)) return cancelled(err);
         ath_model_logits(s->engine->model, s->pass, row0 + at, take, s->chunk);
         for (int64_t i = 0; i < take; i++) b->on_logits(b->user, part, (size_t)(at + i), s->chunk + i * n_vocab);
         if (at + take == n)
             memcpy(last_logits(s, b->parts[part].seq), s->chunk + (take - 1) * n_vocab, (size_t)n_vocab * sizeof(float));
     }
+    s->has_logits[b->parts[part].seq] = true;
+    return ATH_OK;
 }
 
 /* want_last: parts without on_logits still leave the logits of their last row. */
@@ -175,14 +180,17 @@ static ath_status run_pass(ath_session *s, const ath_batch *b, bool want_last, a
     ath_device_use_threads(s->engine->device, prefill);
     fill_pass(s, b, n_rows);
     ATH_TRY(ath_kv_begin(s->kv, s->rows, b->n_parts, err));
-    ath_model_forward(m, s->pass, s->tokens);
+    if (!ath_model_forward(m, s->pass, s->tokens)) {
+        ath_kv_abort(s->kv);
+        return cancelled(err);
+    }
     ATH_TRY(ath_kv_commit(s->kv, err));
     int64_t row = 0;
     for (int i = 0; i < b->n_parts; i++) {
         int seq = b->parts[i].seq;
-        s->has_logits[seq] = b->on_logits || want_last;
+        s->has_logits[seq] = !b->on_logits && want_last;
         if (b->on_logits)
-            give_all_logits(s, b, i, row);
+            ATH_TRY(give_all_logits(s, b, i, row, err));
         else if (want_last)
             ath_model_logits(m, s->pass, row + (int64_t)b->parts[i].n - 1, 1, last_logits(s, seq));
         row += (int64_t)b->parts[i].n;
@@ -214,6 +222,11 @@ ath_status ath_session_append(ath_session *s, int seq, const ath_token *tokens, 
         pos += (int64_t)take;
     }
     return ATH_OK;
+}
+
+void ath_session_set_cancel(ath_session *s, bool (*cancelled)(void *user), void *user) {
+    s->pass->cancelled = cancelled;
+    s->pass->cancel_user = user;
 }
 
 const float *ath_session_logits(const ath_session *s, int seq) {
@@ -264,6 +277,7 @@ static ath_kv_loss loss_of(const ath_session *s, int layer, int head, int side) 
         ath_kv_loss loss = ath_kv_loss_of(s->kv, layer, h, side);
         sum.error2 += loss.error2;
         sum.norm2 += loss.norm2;
+        sum.n += loss.n;
     }
     return sum;
 }
@@ -283,7 +297,6 @@ void ath_session_layer_rows(const ath_session *s, int layer, uint64_t rows[4]) {
     rows[0] = c->k_compressed;
     rows[1] = c->k_plain;
     rows[2] = c->v_compressed;
-        sum.n += loss.n;
     rows[3] = c->v_plain;
 }
 

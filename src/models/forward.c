@@ -119,7 +119,7 @@ static void adapt_embeddings(const ath_model *m, ath_pass *p, const int32_t *tok
     }
 }
 
-void ath_model_forward(const ath_model *m, ath_pass *p, const int32_t *tokens) {
+bool ath_model_forward(const ath_model *m, ath_pass *p, const int32_t *tokens) {
     p->tokens = tokens;
     ath_op_embed(p->dev, &m->embd, tokens, m->embd_scale, p->x, p->rows);
     adapt_embeddings(m, p, tokens);
@@ -128,7 +128,11 @@ void ath_model_forward(const ath_model *m, ath_pass *p, const int32_t *tokens) {
         ath_op_embed(p->dev, &m->pos_embd, p->pos_id, 1, p->h, p->rows);
         ath_op_add(p->dev, p->x, p->h, p->rows * m->n_embd);
     }
-    for (int il = 0; il < m->n_layers; il++) m->arch->layer(m, p, il);
+    for (int il = 0; il < m->n_layers; il++) {
+        if (p->cancelled && p->cancelled(p->cancel_user)) return false;
+        m->arch->layer(m, p, il);
+    }
+    return true;
 }
 
 void ath_model_logits(const ath_model *m, ath_pass *p, int64_t row0, int64_t n, float *logits) {

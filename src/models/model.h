@@ -172,8 +172,9 @@ void ath_pass_free(ath_pass *pass);
 size_t ath_pass_bytes(const ath_model *model, int64_t max_rows);
 
 /* Runs all layers over `rows` tokens whose batch was begun on pass->kv; pass->pos is filled by the caller. The result
- * is the residual stream in pass->x; ath_model_logits turns rows of it into logits. */
-void ath_model_forward(const ath_model *model, ath_pass *pass, const int32_t *tokens);
+ * is the residual stream in pass->x; ath_model_logits turns rows of it into logits. False: pass->cancelled said stop,
+ * and the batch is to be aborted. */
+bool ath_model_forward(const ath_model *model, ath_pass *pass, const int32_t *tokens);
 /* logits [n][n_vocab] of rows row0 .. row0 + n - 1 of the last forward; overwrites those rows of pass->x. */
 void ath_model_logits(const ath_model *model, ath_pass *pass, int64_t row0, int64_t n, float *logits);
 
