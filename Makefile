@@ -1,5 +1,5 @@
 # The short way to the scripts: `make` builds into build/, `make test` is ./test, `make demo` is ./demo.
-.PHONY: all test demo clean check-peer check-memory check-speed check-versus curve
+.PHONY: all test demo clean check-peer check-quality check-memory check-speed check-versus curve
 
 all:
 	@. tools/setup.sh && ath_build build
@@ -19,6 +19,10 @@ GEMMA = .cache/models/gemma-3-270m-q4_k_m.gguf
 
 check-peer: check-tools $(SMOLLM2) $(GEMMA)
 	$(CHECK) bench/peer_logits.py --athanor $(ATHANOR) --text $(SHARED)/data/wikitext-2/wiki.test.raw $(SMOLLM2) $(GEMMA)
+
+check-quality: check-tools $(SMOLLM2) $(GEMMA)
+	$(CHECK) bench/quality_tables.py --athanor $(ATHANOR) --text $(SHARED)/data/wikitext-2/wiki.test.raw --smollm2 $(SMOLLM2) \
+	    --gemma $(GEMMA) --write docs/quality.md
 
 # The models of the demo; then every row of the table, half an hour or more; then speed against depth, and its picture.
 VERSUS = $(CHECK) bench/versus.py --athanor $(ATHANOR) --peer $(SHARED)/bench/peer_bench.py

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """An independent decoder of turbo pages, written from docs/turbo_format.md (version 1). Slow and literal.
 
-usage: turbo_decode.py TYPE k|v HEAD_DIM PAGE OUT      (TYPE: turbo2, turbo3, turbo4, turbo2_tcq, turbo3_tcq, turbo4_tcq)
+usage: turbo_decode.py TYPE k|v HEAD_DIM PAGE OUT      (TYPE: turbo2, turbo3, turbo4, turbo2_tcq, turbo3_tcq, turbo4_tcq;
+                                                        turbo2:plain, turbo3:plain, turbo4:plain)
 
 Writes the page's plain tile as little-endian float32: K as [head_dim][128], V as [128][head_dim].
 """
@@ -90,10 +91,12 @@ def unrotate(part):
 def decode_page(type_name, side, head_dim, page):
     """float32 [head_dim][128], for K and V alike."""
     parts = parts_of(head_dim)
+    type_name, _, plain = type_name.partition(":")
+    has_mean = side == "k" and not plain
     norms_at = TOKENS * head_dim * CODES[type_name][0] // 8
     mean_at = norms_at + 2 * TOKENS * len(parts)
     eq_at = mean_at + 2 * head_dim
-    size = eq_at + head_dim if side == "k" else mean_at
+    size = eq_at + head_dim if has_mean else mean_at
     if len(page) != size:
         raise ValueError(f"the page has {len(page)} bytes, not {size}")
     norms = np.frombuffer(page, dtype="<u2", offset=norms_at, count=TOKENS * len(parts)).reshape(-1, TOKENS)
@@ -108,7 +111,7 @@ def decode_page(type_name, side, head_dim, page):
     for channel in range(head_dim):
         if sign_is_minus(channel):
             x[channel] = x[channel] * F32(-1)
-    if side == "k":
+    if has_mean:
         means = np.frombuffer(page, dtype="<f2", offset=mean_at, count=head_dim).astype(F32)
         for channel in range(head_dim):
             e = min(max(page[eq_at + channel], 112), 144)

@@ -217,8 +217,7 @@ static int run_logits(logits_run *run, const ath_args *args) {
     ath_tool_catch_interrupt();
     if (code < 0) code = run_all(run);
     if (code == ATH_EXIT_INTERRUPTED)
-        ath_tool_log(ATH_LOG_WARN, "interrupted after %zu of %zu rows: %s was not written", run->n_written,
-                     run->n_ids - run->first_row, path);
+        ath_tool_log(ATH_LOG_WARN, "interrupted after %zu rows: %s was not written", run->n_written, path);
     if (code >= 0 && code != ATH_EXIT_INTERRUPTED) return code;
     print_summary(run);
     int stats_code = write_stats(run, args);

@@ -173,6 +173,8 @@ static int finish_windows(windows *w) {
         cJSON_AddNumberToObject(p->json, "n_ctx", (double)p->n_ctx);
         cJSON_AddNumberToObject(p->json, "chunks", (double)w->done);
         cJSON_AddNumberToObject(p->json, "tokens", (double)w->nll.n);
+    }
+    if (p->json && w->nll.n) {
         cJSON_AddNumberToObject(p->json, "ppl", ppl);
         cJSON_AddNumberToObject(p->json, "ppl_err", ath_error_of(&w->nll) * ppl);
     }

@@ -5,7 +5,7 @@
 
 #include "engine/engine_private.h"
 
-enum { LOGITS_CHUNK = 16 }; /* rows of logits computed at once for on_logits */
+enum { LOGITS_CHUNK = 64 }; /* rows of logits computed at once for on_logits: weights that are expanded are so for all of them */
 
 ath_session_params ath_session_params_default(void) {
     return (ath_session_params){.n_seqs = 1, .type_k = "f16", .type_v = "f16", .entry_every = 32};
@@ -168,6 +168,12 @@ static ath_status give_all_logits(ath_session *s, const ath_batch *b, int part, 
     return ATH_OK;
 }
 
+static void give_last_logits(ath_session *s, const ath_batch *b, int part, int64_t row0) {
+    int seq = b->parts[part].seq;
+    ath_model_logits(s->engine->model, s->pass, row0 + (int64_t)b->parts[part].n - 1, 1, last_logits(s, seq));
+    s->has_logits[seq] = true;
+}
+
 /* want_last: parts without on_logits still leave the logits of their last row. */
 static ath_status run_pass(ath_session *s, const ath_batch *b, bool want_last, ath_error *err) {
     int64_t n_rows;
@@ -185,14 +191,13 @@ static ath_status run_pass(ath_session *s, const ath_batch *b, bool want_last, a
         return cancelled(err);
     }
     ATH_TRY(ath_kv_commit(s->kv, err));
+    for (int i = 0; i < b->n_parts; i++) s->has_logits[b->parts[i].seq] = false;
     int64_t row = 0;
     for (int i = 0; i < b->n_parts; i++) {
-        int seq = b->parts[i].seq;
-        s->has_logits[seq] = !b->on_logits && want_last;
         if (b->on_logits)
             ATH_TRY(give_all_logits(s, b, i, row, err));
         else if (want_last)
-            ath_model_logits(m, s->pass, row + (int64_t)b->parts[i].n - 1, 1, last_logits(s, seq));
+            give_last_logits(s, b, i, row);
         row += (int64_t)b->parts[i].n;
     }
     *(prefill ? &s->stats.prefill_ms : &s->stats.decode_ms) += ath_now_ms() - start;

@@ -129,9 +129,9 @@ def test_inspect(athanor, model):
     j = json.loads(athanor("inspect", model, "--json", "--tensors").stdout)
     assert j["architecture"] == "qwen3" and len(j["tensors"]) == j["n_tensors"] == 24
     assert j["tensor_types"]["F32"]["bytes"] == sum(t["bytes"] for t in j["tensors"])
-    assert list(j["cache"])[0] == "f32" and len(j["cache"]) == 15
+    assert list(j["cache"])[0] == "f32" and len(j["cache"]) == 18
     for name, row in j["cache"].items():
-        assert [p["tokens"] for p in row["plans"]] == [8192, 32768, 131072], name
+        assert [p["tokens"] for p in row["plans"]] == [2048, 8192, 32768, 131072], name
         assert f"{row['bits_per_value']:.3f}" in text
     assert j["cache"]["f16"]["bytes_per_token"] == 2 * 2 * 2 * 128 * 2 # layers, K and V, heads, head_dim, bytes
     bits = [j["cache"][t]["bits_per_value"] for t in ("f32", "f16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2")]

@@ -25,7 +25,7 @@ PROGRAM = BUILD / "tests/test_kv_page"
 DOCUMENT = ROOT / "docs/turbo_format.md"
 GOLDEN = HERE / "golden_pages"
 HEAD_DIMS = [16, 64, 80, 128]
-TYPES = ["turbo2", "turbo3", "turbo4", "turbo2_tcq", "turbo3_tcq", "turbo4_tcq"]
+TYPES = ["turbo2", "turbo3", "turbo4", "turbo2_tcq", "turbo3_tcq", "turbo4_tcq", "turbo2:plain", "turbo3:plain", "turbo4:plain"]
 TOKENS = 128
 SEED = 20264
 
@@ -61,7 +61,7 @@ def heavy_tailed(head_dim):
 
 
 def golden_name(type_name, side, head_dim):
-    return f"{type_name}_{side}_{head_dim}.page"
+    return f"{type_name.replace(':', '_')}_{side}_{head_dim}.page"
 
 
 def read_input(head_dim):
@@ -102,7 +102,7 @@ def layout_section():
             for head_dim in (64, 80, 128, 256):
                 printed = run("--layout", type_name, side, head_dim)
                 size, codes, norms, mean, eq, *parts = map(int, printed.split())
-                key_sections = f"{mean} | {eq}" if side == "k" else "- | -"
+                key_sections = f"{mean} | {eq}" if eq < size else "- | -"
                 rows.append(f"| {type_name} {side.upper()} | {head_dim} | {' + '.join(map(str, parts))} "
                             f"| {codes} | {norms} | {key_sections} | {size} |")
     return "\n".join(rows)

@@ -38,7 +38,8 @@ def test_golden_pages(type_name, side, head_dim):
 
 @pytest.mark.parametrize("type_name,side,head_dim",
                          [("turbo3", "k", 112), ("turbo2", "v", 256), ("turbo4", "k", 16),
-                          ("turbo3_tcq", "k", 112), ("turbo2_tcq", "v", 256), ("turbo4_tcq", "k", 16)])
+                          ("turbo3_tcq", "k", 112), ("turbo2_tcq", "v", 256), ("turbo4_tcq", "k", 16),
+                          ("turbo3:plain", "k", 112)])
 def test_any_bytes(type_name, side, head_dim):
     """Codes, norms, means and scales that no encoder writes; finite ones, as NaNs have no defined bits."""
     size, _, norms, mean, eq, *_ = map(int, golden.run("--layout", type_name, side, head_dim).split())

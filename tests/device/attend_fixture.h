@@ -73,7 +73,7 @@ static void cache_fill_page(cache *c, int64_t page, int side) {
             }
         uint8_t *out = c->pages[page] + (side ? (size_t)heads * c->k.bytes : 0) + (size_t)h * layout->bytes;
         float *decoded = c->decoded[side][page] + (size_t)h * tile_size;
-        if (!ath_kv_type_is_raw(layout->type) && (page + 1) * ATH_PAGE_TOKENS > c->n_tokens) {
+        if (ath_kv_type_has_page_data(layout->type) && (page + 1) * ATH_PAGE_TOKENS > c->n_tokens) {
             memset(out, 0xff, layout->bytes); /* not full, so not there yet */
             continue;
         }
@@ -206,8 +206,8 @@ static void attend(ath_device *dev, const batch_seq *batch, int n, const float *
 
 static bool reads_encoded(const attend_config *c, int side, int64_t pos, int64_t token) {
     ath_kv_type type = side ? c->type_v : c->type_k;
-    return !ath_kv_type_is_raw(type) && token >= ATH_SINK_TOKENS &&
-           token / ATH_PAGE_TOKENS < pos / ATH_PAGE_TOKENS - 1;
+    return ath_kv_type_is_plain(type) || (!ath_kv_type_is_raw(type) && token >= ATH_SINK_TOKENS &&
+                                          token / ATH_PAGE_TOKENS < pos / ATH_PAGE_TOKENS - 1);
 }
 
 static double read_value(const cache *c, int side, int head, int64_t pos, int64_t token, int channel) {

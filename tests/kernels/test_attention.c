@@ -161,7 +161,7 @@ static void test_turbo_keys(void **state) {
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
         for (int d = 0; d < N_DIMS; d += dim_step)
-            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
+            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TURBO4_PLAIN; type++) {
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
                 ath_kv_layout layout = layout_of(type, dim, true);
@@ -191,7 +191,7 @@ static void test_turbo_values(void **state) {
     ath_attn_kernels_init(&c, 0);
     for (int m = 0; m < N_MASKS; m++)
         for (int d = 0; d < N_DIMS; d += dim_step)
-            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
+            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TURBO4_PLAIN; type++) {
                 ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
                 int dim = dims[d], heads = 1 + (d + 3 * (int)type) % HEADS;
                 ath_kv_layout layout = layout_of(type, dim, false);
@@ -419,7 +419,7 @@ static void bench_prefill(const ath_attn_kernels *k, int dim) {
 }
 
 static void bench_decodes(const ath_attn_kernels *k) {
-    for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) {
+    for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TURBO4_PLAIN; type++) {
         bench_decode(k, type, 2, 128);
         bench_decode(k, type, 4, 64);
     }
@@ -434,7 +434,7 @@ static void bench(const char *what) {
         ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
         if (!what || strcmp(what, "decode") == 0) bench_decodes(&k);
         if (!what || strcmp(what, "pages") == 0)
-            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TYPE_COUNT; type++) bench_pages(&k, type, 128);
+            for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TURBO4_PLAIN; type++) bench_pages(&k, type, 128);
         if (what && strcmp(what, "prefill") != 0) continue;
         bench_prefill(&k, 128);
         bench_prefill(&k, 64);

@@ -153,7 +153,8 @@ static reference_side reference_init(const engine *e, int layer, int is_value, i
     uint16_t *tile = calloc(tile_values, sizeof *tile);
     uint8_t *page = calloc(1, layout.bytes + ATH_PAGE_SLACK);
     float *scratch = calloc(tile_values, sizeof *scratch);
-    for (int64_t p = 0; p < n / ATH_PAGE_TOKENS; p++) {
+    bool partial = ath_kv_type_is_plain(type); /* the last page is read encoded too, zeros behind its end */
+    for (int64_t p = 0; p < (n + (partial ? ATH_PAGE_TOKENS - 1 : 0)) / ATH_PAGE_TOKENS; p++) {
         float *plain = side.plain + p * (int64_t)tile_values,
               *encoded = side.encoded + p * (int64_t)tile_values;
         for (int t = 0; t < ATH_PAGE_TOKENS; t++)
@@ -175,7 +176,8 @@ static reference_side reference_init(const engine *e, int layer, int is_value, i
 static const float *reference_row(const reference_side *side, ath_kv_type type, int head_dim, int64_t at,
                                   int64_t pos) {
     bool recent = at / ATH_PAGE_TOKENS >= pos / ATH_PAGE_TOKENS - 1 || at < ATH_SINK_TOKENS;
-    return (recent || ath_kv_type_is_raw(type) ? side->plain : side->encoded) + at * head_dim;
+    bool plain = ath_kv_type_is_raw(type) || (recent && !ath_kv_type_is_plain(type));
+    return (plain ? side->plain : side->encoded) + at * head_dim;
 }
 
 /* Largest difference of sequence 0's outputs at pos from the reference, relative to the largest output. */
