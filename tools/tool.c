@@ -233,6 +233,7 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     int code = isa_mask(args, &p->cpu_mask);
     if (code < 0) code = thread_count(args, ATH_FLAG_THREADS, &p->n_threads);
     if (code < 0) code = thread_count(args, ATH_FLAG_THREADS_BATCH, &p->n_threads_batch);
+    if (code < 0) code = ath_tool_placements(args, &p->placement, &p->placement_batch);
     if (code < 0) code = in_int(args, ATH_FLAG_UBATCH, 1, &p->n_ubatch);
     if (code < 0) code = in_int(args, ATH_FLAG_BATCH, 1, &batch);
     if (code < 0 && ATH_ARG_GIVEN(args, YARN_ORIG_CTX))

@@ -34,6 +34,9 @@ void ath_tool_log(ath_log_level level, const char *format, ...) __attribute__((f
 bool ath_tool_logs(ath_log_level level); /* is it that loud? */
 void ath_tool_log_callback(void *user, ath_log_level level, const char *line);
 
+/* Where threads run, from the flags; prefill's as decode's unless one of its own was given. */
+int ath_tool_placements(const ath_args *args, ath_placement *decode, ath_placement *batch);
+
 /* Flags to parameters. Strings live as long as args. Return -1, or 1 after an error line. */
 /* Of an engine that is only asked about its file. */
 ath_engine_params ath_tool_metadata_params(const ath_args *args);

@@ -51,10 +51,19 @@ typedef struct ath_adapter_params {
     float scale;      /* 1: as trained */
 } ath_adapter_params;
 
+/* Where threads run, and how. {.poll = 50} is the default. */
+typedef struct ath_placement {
+    uint64_t cpus[16]; /* bit i % 64 of word i / 64: CPU i may be used; all 0: every one the process may use */
+    bool strict;       /* thread i on the i-th of these CPUs alone, counting round */
+    int priority;      /* 0 usual, -1 below others, 1 to 3 real-time (what the system refuses becomes a warning) */
+    int poll;          /* how long idle threads spin before they sleep, 0 to 100 */
+} ath_placement;
+
 typedef struct ath_engine_params {
     const char *model_path;
     int n_threads;       /* decode; 0: physical cores */
     int n_threads_batch; /* prefill; 0: n_threads */
+    ath_placement placement, placement_batch; /* of decode's and prefill's threads; the calling thread is one of them */
     int n_ubatch;        /* most rows of one pass through the model; default 512 */
     bool repack;         /* copy weights into the fastest layout at load (default) */
     bool exact_activations; /* products with quantised weights take activations in F32 instead of rounding them to 8

@@ -18,7 +18,7 @@
 #define CPU_RELAX() __asm__ volatile("" ::: "memory")
 #endif
 
-enum { SPIN_ROUNDS = 2000 }; /* about 30-60 us of spinning before a thread sleeps */
+enum { ROUNDS_PER_POLL = 40 }; /* --poll 50 spins for about 30-60 us before a thread sleeps */
 
 struct ath_threads {
     _Alignas(64) _Atomic uint32_t epoch; /* futex word: bumped once per loop, and at the end */
@@ -26,6 +26,10 @@ struct ath_threads {
     _Alignas(64) _Atomic uint32_t busy;  /* futex word: workers that have not finished the present loop */
     _Atomic int sleepers;
     _Atomic int stop;
+    _Atomic int refused; /* a priority */
+    int spin_rounds, priority;
+    bool strict;
+    cpu_set_t cpus; /* of all threads; with strict of one thread each */
     ath_task_fn fn;
     void *arg;
     int64_t n_tasks;
@@ -34,6 +38,7 @@ struct ath_threads {
         ath_threads *pool;
         pthread_t thread;
         int index;
+        bool placed;
     } *workers; /* [n_threads - 1] */
 };
 
@@ -54,7 +59,7 @@ static void run_tasks(ath_threads *pool, int index) {
 }
 
 static uint32_t wait_for_epoch(ath_threads *pool, uint32_t seen) {
-    for (int i = 0; i < SPIN_ROUNDS; i++) {
+    for (int i = 0; i < pool->spin_rounds; i++) {
         uint32_t now = atomic_load_explicit(&pool->epoch, memory_order_acquire);
         if (now != seen) return now;
         CPU_RELAX();
@@ -66,9 +71,40 @@ static uint32_t wait_for_epoch(ath_threads *pool, uint32_t seen) {
     return now;
 }
 
+/* The index-th CPU of the set, counting round. */
+static cpu_set_t one_cpu(const cpu_set_t *cpus, int index) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    int skip = index % CPU_COUNT(cpus), cpu = 0;
+    while (!CPU_ISSET(cpu, cpus) || skip-- > 0) cpu++;
+    CPU_SET(cpu, &one);
+    return one;
+}
+
+/* Moves the calling thread to the place of the pool's index-th. The set was checked when the pool was made: a CPU that
+ * has gone since leaves the thread where it is. */
+static void take_place(ath_threads *pool, int index) {
+    static const int levels[] = {0, 40, 80, 90};
+    cpu_set_t cpus = pool->strict ? one_cpu(&pool->cpus, index) : pool->cpus;
+    sched_setaffinity(0, sizeof cpus, &cpus);
+    int policy = pool->priority > 0 ? SCHED_FIFO : pool->priority < 0 ? SCHED_BATCH : SCHED_OTHER;
+    struct sched_param level = {.sched_priority = pool->priority > 0 ? levels[pool->priority] : 0};
+    if (sched_setscheduler(0, policy, &level) != 0) atomic_store(&pool->refused, 1);
+}
+
+void ath_threads_enter(ath_threads *pool) { take_place(pool, 0); }
+
+bool ath_threads_priority_refused(const ath_threads *pool) { return atomic_load(&pool->refused) != 0; }
+
+bool ath_placement_equal(const ath_placement *a, const ath_placement *b) {
+    return memcmp(a->cpus, b->cpus, sizeof a->cpus) == 0 && a->strict == b->strict && a->priority == b->priority &&
+           a->poll == b->poll;
+}
+
 static void *worker_main(void *arg) {
     struct worker *self = arg;
     ath_threads *pool = self->pool;
+    if (self->placed) take_place(pool, self->index);
     uint32_t seen = 0;
     for (;;) {
         seen = wait_for_epoch(pool, seen);
@@ -78,8 +114,35 @@ static void *worker_main(void *arg) {
     }
 }
 
-ath_status ath_threads_create(ath_threads **out, int n_threads, ath_error *err) {
+/* Takes the placement over; its CPUs must be among those of the calling thread. */
+static ath_status set_placement(ath_threads *pool, const ath_placement *p, ath_error *err) {
+    cpu_set_t here;
+    CPU_ZERO(&here);
+    if (sched_getaffinity(0, sizeof here, &here) != 0) CPU_SET(0, &here); /* more CPUs than a set holds */
+    pool->cpus = here;
+    pool->spin_rounds = p->poll * ROUNDS_PER_POLL;
+    pool->priority = p->priority;
+    pool->strict = p->strict;
+    if (p->poll < 0 || p->poll > 100 || p->priority < -1 || p->priority > 3)
+        return ATH_FAIL(err, ATH_ERR_ARGUMENT, "priority %d, polling %d: -1 to 3 and 0 to 100 are possible", p->priority,
+                        p->poll);
+    cpu_set_t wanted;
+    CPU_ZERO(&wanted);
+    for (int cpu = 0; cpu < 1024; cpu++) {
+        if (!(p->cpus[cpu / 64] >> cpu % 64 & 1)) continue;
+        if (cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &here))
+            return ATH_FAIL(err, ATH_ERR_ARGUMENT, "this process may not run on CPU %d: choose among those it may (taskset -p)",
+                            cpu);
+        CPU_SET(cpu, &wanted);
+    }
+    if (CPU_COUNT(&wanted) > 0) pool->cpus = wanted;
+    return ATH_OK;
+}
+
+ath_status ath_threads_create(ath_threads **out, int n_threads, const ath_placement *placement, ath_error *err) {
     *out = NULL;
+    const ath_placement anywhere = {.poll = placement->poll};
+    bool placed = !ath_placement_equal(placement, &anywhere);
     if (n_threads < 1 || n_threads > 1024)
         return ATH_FAIL(err, ATH_ERR_ARGUMENT, "%d threads: between 1 and 1024 are possible", n_threads);
     ath_threads *pool = aligned_alloc(64, (sizeof *pool + 63) / 64 * 64);
@@ -92,8 +155,13 @@ ath_status ath_threads_create(ath_threads **out, int n_threads, ath_error *err) 
     memset(pool, 0, sizeof *pool);
     pool->n_threads = 1;
     pool->workers = workers;
+    ath_status status = set_placement(pool, placement, err);
+    if (status != ATH_OK) {
+        ath_threads_free(pool);
+        return status;
+    }
     for (int i = 0; i < n_threads - 1; i++) {
-        workers[i] = (struct worker){.pool = pool, .index = i + 1};
+        workers[i] = (struct worker){.pool = pool, .index = i + 1, .placed = placed};
         int code = pthread_create(&workers[i].thread, NULL, worker_main, &workers[i]);
         if (code != 0) {
             ath_threads_free(pool);
@@ -118,7 +186,7 @@ void ath_threads_free(ath_threads *pool) {
 int ath_threads_count(const ath_threads *pool) { return pool->n_threads; }
 
 static void wait_for_workers(ath_threads *pool) {
-    for (int i = 0; i < SPIN_ROUNDS; i++) {
+    for (int i = 0; i < pool->spin_rounds; i++) {
         if (atomic_load_explicit(&pool->busy, memory_order_acquire) == 0) return;
         CPU_RELAX();
     }

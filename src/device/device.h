@@ -45,6 +45,7 @@ typedef struct ath_device_params {
     int n_threads_batch; /* prefill; >= 1 */
     uint32_t cpu_mask;   /* CPU flags that may be used; ~0u: all */
     int64_t max_rows;    /* largest batch: sizes scratch */
+    const ath_placement *placement, *placement_batch; /* NULL: the default */
     bool exact;          /* products take activations in F32, whatever the weights' type; else most types take 8 bits */
 } ath_device_params;
 
@@ -61,6 +62,7 @@ void ath_device_free(ath_device *dev);
 const char *ath_device_describe(const ath_device *dev); /* "CPU, avx512 vnni vbmi, 2 threads" */
 const char *ath_device_attention_kernel(const ath_device *dev); /* "avx512vbmi" */
 void ath_device_use_threads(ath_device *dev, bool prefill); /* chooses n_threads or n_threads_batch */
+bool ath_device_priority_refused(const ath_device *dev);
 
 /* ---- weights. repack: copy into the layout of the fastest kernel where that pays (types without such a layout stay).
  * The copy lives as long as the device. */

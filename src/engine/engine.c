@@ -13,6 +13,8 @@ ath_engine_params ath_engine_params_default(void) {
         .n_ubatch = 512,
         .repack = true,
         .cpu_mask = ~0u,
+        .placement = {.poll = 50},
+        .placement_batch = {.poll = 50},
         .yarn_ext_factor = -1,
         .yarn_attn_factor = -1,
         .yarn_beta_fast = -1,
@@ -61,8 +63,12 @@ static ath_status check_weight_memory(const ath_engine *e, bool repack, ath_erro
 
 static ath_status open_device(ath_engine *e, const ath_engine_params *p, ath_error *err) {
     ath_device_params dp = {
-        .n_threads = e->n_threads, .n_threads_batch = e->n_threads_batch, .cpu_mask = p->cpu_mask, .max_rows = e->n_ubatch, .exact = p->exact_activations};
-    return ath_device_cpu_create(&e->device, &dp, err);
+        .n_threads = e->n_threads, .n_threads_batch = e->n_threads_batch, .cpu_mask = p->cpu_mask, .max_rows = e->n_ubatch,
+        .placement = &p->placement, .placement_batch = &p->placement_batch, .exact = p->exact_activations};
+    ATH_TRY(ath_device_cpu_create(&e->device, &dp, err));
+    if (ath_device_priority_refused(e->device))
+        ath_log_line(&e->log, ATH_LOG_WARN, "the system refuses the priority that was asked for: threads keep their own");
+    return ATH_OK;
 }
 
 static ath_status load_model(ath_engine *e, const ath_engine_params *p, const ath_adapter_file *adapters,

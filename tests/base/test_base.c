@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,8 +66,9 @@ static void add_task(void *arg, int64_t task, int thread) {
 
 static void threads_run_every_task_once(void **state) {
     (void)state;
+    const ath_placement usual = {.poll = 50};
     ath_threads *pool;
-    assert_int_equal(ath_threads_create(&pool, 4, NULL), ATH_OK);
+    assert_int_equal(ath_threads_create(&pool, 4, &usual, NULL), ATH_OK);
     for (int round = 0; round < 3000; round++) {
         struct count count = {0};
         int64_t n = round % 97;
@@ -77,7 +79,65 @@ static void threads_run_every_task_once(void **state) {
     }
     ath_threads_free(pool);
     ath_error err;
-    assert_int_equal(ath_threads_create(&pool, 0, &err), ATH_ERR_ARGUMENT);
+    assert_int_equal(ath_threads_create(&pool, 0, &usual, &err), ATH_ERR_ARGUMENT);
+}
+
+struct places {
+    int cpu[3], allowed[3], policy[3];
+};
+
+static void see_place(void *arg, int64_t task, int thread) {
+    struct places *seen = arg;
+    cpu_set_t set;
+    (void)task;
+    sched_getaffinity(0, sizeof set, &set);
+    seen->allowed[thread] = CPU_COUNT(&set);
+    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--) {
+        if (CPU_ISSET(cpu, &set)) seen->cpu[thread] = cpu;
+    }
+    seen->policy[thread] = sched_getscheduler(0);
+    usleep(2000); /* so that every thread gets a task */
+}
+
+/* Strict places, one CPU each and counting round; back at home afterwards. */
+static void threads_go_where_they_are_sent(void **state) {
+    (void)state;
+    cpu_set_t home, now;
+    assert_int_equal(sched_getaffinity(0, sizeof home, &home), 0);
+    ath_placement place = {.strict = true, .priority = -1, .poll = 0}, usual = {.poll = 50};
+    int cpus[2] = {-1, -1}, n = 0, absent = -1;
+    for (int cpu = 0; cpu < 1024 && n < 2; cpu++) {
+        if (!CPU_ISSET(cpu, &home)) continue;
+        cpus[n++] = cpu;
+        place.cpus[cpu / 64] |= UINT64_C(1) << cpu % 64;
+    }
+    for (int cpu = 0; cpu < 1024 && absent < 0; cpu++) absent = CPU_ISSET(cpu, &home) ? -1 : cpu;
+    ath_threads *pool, *plain;
+    assert_int_equal(ath_threads_create(&plain, 1, &usual, NULL), ATH_OK);
+    assert_int_equal(ath_threads_create(&pool, 3, &place, NULL), ATH_OK);
+    ath_threads_enter(pool);
+    struct places seen = {{-1, -1, -1}, {0, 0, 0}, {0, 0, 0}};
+    for (int round = 0; round < 200 && (!seen.allowed[0] || !seen.allowed[1] || !seen.allowed[2]); round++)
+        ath_threads_run(pool, see_place, &seen, 6);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(seen.allowed[i], 1);
+        assert_int_equal(seen.cpu[i], cpus[i % n]);
+        assert_int_equal(seen.policy[i], SCHED_BATCH);
+    }
+    assert_false(ath_threads_priority_refused(pool));
+    ath_threads_enter(plain);
+    assert_int_equal(sched_getaffinity(0, sizeof now, &now), 0);
+    assert_true(CPU_EQUAL(&home, &now) && sched_getscheduler(0) == SCHED_OTHER);
+    ath_threads_free(plain);
+    ath_threads_free(pool);
+    ath_error err;
+    if (absent >= 0) {
+        place.cpus[absent / 64] |= UINT64_C(1) << absent % 64;
+        assert_int_equal(ath_threads_create(&pool, 2, &place, &err), ATH_ERR_ARGUMENT);
+        assert_non_null(strstr(err.message, "CPU"));
+    }
+    place = (ath_placement){.poll = 101};
+    assert_int_equal(ath_threads_create(&pool, 2, &place, &err), ATH_ERR_ARGUMENT);
 }
 
 static void mapfile_names_the_path(void **state) {
@@ -115,6 +175,7 @@ int main(void) {
         cmocka_unit_test(f16_round_trip_is_exact),      cmocka_unit_test(f16_rounds_to_nearest_even),
         cmocka_unit_test(bf16_rounds_to_nearest_even),  cmocka_unit_test(threads_run_every_task_once),
         cmocka_unit_test(mapfile_names_the_path),       cmocka_unit_test(mapped_memory_is_aligned),
+        cmocka_unit_test(threads_go_where_they_are_sent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

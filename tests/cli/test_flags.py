@@ -121,6 +121,23 @@ def test_instruction_sets(golden):
         assert "--isa" in fails("llama-cli", "-m", model, "-p", "a", "--isa", isa)
 
 
+def test_placement(golden):
+    model = golden / "qwen3/model.gguf"
+    cpu = min(os.sched_getaffinity(0))
+    run = ["llama-cli", "-m", model, "-p", "a", "-n", "8", "-t", "2", "--temp", "0"]
+    texts = set()
+    for args in ([], ["-C", hex(1 << cpu), "--poll", "0"], ["--cpu-range", f"{cpu}-{cpu}", "--cpu-strict", "1", "--prio", "-1"],
+                 ["--cpu-mask", f"{1 << cpu:x}", "-Crb", f"{cpu}-{cpu}", "--poll-batch", "100", "-tb", "3"]):
+        code, out, err = call(*run, *args)
+        assert code == 0 and "warning" not in err, err
+        texts.add(out)
+    assert len(texts) == 1
+    for args in (["-C", "0xg"], ["-C", ""], ["-Cr", "3"], ["-Cr", "5-2"], ["-Cr", "0-1024"], ["-Cb", "-1"], ["--prio", "4"],
+                 ["--poll", "101"], ["--prio-batch", "-2"]):
+        assert args[0] in fails(*run, *args)
+    assert "may not run on CPU 1023" in fails(*run, "-C", "8" + "0" * 255)
+
+
 def test_warnings(golden):
     model = golden / "qwen3/model.gguf"
     code, _, err = call("llama-cli", "-m", model, "-p", "a", "-n", "1", "-c", "512", "-c", "256", "--mlock", "-sm", "row", "-fa",

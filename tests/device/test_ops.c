@@ -15,7 +15,7 @@
 enum { SEED = 20240611, MAX_ROWS = 32, N_OUT = 71, N_ROWS = 45 };
 
 static ath_device *make_device_masked(int n_threads, int n_threads_batch, uint32_t mask) {
-    ath_device_params params = {n_threads, n_threads_batch, mask, MAX_ROWS, false};
+    ath_device_params params = {n_threads, n_threads_batch, mask, MAX_ROWS, NULL, NULL, false};
     ath_device *dev;
     ath_error err;
     if (ath_device_cpu_create(&dev, &params, &err) != ATH_OK) fail_msg("%s", err.message);
@@ -206,9 +206,9 @@ static void test_weight_refused(void **unused) {
     init_weight(dev, &w, ATH_TYPE_Q4_0, data, 32, 1, 1, true);
     assert_non_null(strstr(ath_device_weight_kernel(dev, &w), "q4_0 x int8"));
     ath_device_free(dev);
-    ath_device_params params = {1, 1, ~0u, 0, false};
+    ath_device_params params = {1, 1, ~0u, 0, NULL, NULL, false};
     assert_int_equal(ath_device_cpu_create(&dev, &params, &err), ATH_ERR_ARGUMENT);
-    params = (ath_device_params){0, 1, ~0u, 4, false};
+    params = (ath_device_params){0, 1, ~0u, 4, NULL, NULL, false};
     assert_int_equal(ath_device_cpu_create(&dev, &params, &err), ATH_ERR_ARGUMENT);
 }
 

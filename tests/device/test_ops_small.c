@@ -17,7 +17,7 @@ static uint64_t state = SEED;
 static float x[ROWS * N], y[ROWS * N], weight[N], bias[N];
 
 static ath_device *start(void) {
-    ath_device_params params = {2, 2, ~0u, 32, false};
+    ath_device_params params = {2, 2, ~0u, 32, NULL, NULL, false};
     ath_device *dev;
     ath_error err;
     if (ath_device_cpu_create(&dev, &params, &err) != ATH_OK) fail_msg("%s", err.message);

@@ -19,7 +19,7 @@ enum { CHANNELS = (2 * N_K + N_V) * DIM, MAX_CHANNELS = 600, MATRIX = N_V * DIM 
 static uint64_t random_state = SEED;
 
 static ath_device *start(int n_threads) {
-    ath_device_params params = {n_threads, n_threads, ~0u, ROWS, false};
+    ath_device_params params = {n_threads, n_threads, ~0u, ROWS, NULL, NULL, false};
     ath_device *dev;
     ath_error err;
     if (ath_device_cpu_create(&dev, &params, &err) != ATH_OK) fail_msg("%s", err.message);

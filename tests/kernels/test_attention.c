@@ -459,7 +459,7 @@ static void bench_prefill(const ath_attn_kernels *k, int dim) {
 }
 
 static void bench_decodes(const ath_attn_kernels *k) {
-    for (ath_kv_type type = 0; type < ATH_KV_TYPE_COUNT; type++) {
+    for (ath_kv_type type = 0; type < ATH_KV_TURBO4_PLAIN; type++) {
         bench_decode(k, type, 2, 128);
         bench_decode(k, type, 4, 64);
     }

@@ -39,7 +39,7 @@ static engine *engine_new(const ath_kv_layer *layers, int n_layers, int n_thread
                                 .n_ubatch = N_UBATCH,
                                 .entry_every = entry_every,
                                 .swa_full = swa_full};
-    ath_device_params device = {n_threads, n_threads, ~0u, N_UBATCH, false};
+    ath_device_params device = {n_threads, n_threads, ~0u, N_UBATCH, NULL, NULL, false};
     ath_error err;
     if (ath_device_cpu_create(&e->device, &device, &err) != ATH_OK) fail_msg("%s", err.message);
     if (ath_kv_create(&e->kv, e->device, &e->params, &err) != ATH_OK) fail_msg("%s", err.message);

@@ -132,7 +132,7 @@ static scene *scene_new(ath_kv_type type, const extreme *x, int side) {
     *s = (scene){.type = type, .x = x, .side = side};
     ath_kv_layer layer = {.n_kv_heads = 1, .head_dim_k = DIM, .head_dim_v = DIM, .type_k = type, .type_v = type};
     ath_kv_params params = {.layers = &layer, .n_layers = 1, .n_ctx = 512, .n_seqs = 1, .n_ubatch = 512};
-    ath_device_params device = {1, 1, ~0u, 512, false};
+    ath_device_params device = {.n_threads = 1, .n_threads_batch = 1, .cpu_mask = ~0u, .max_rows = 512};
     assert_int_equal(ath_device_cpu_create(&s->device, &device, NULL), ATH_OK);
     assert_int_equal(ath_kv_create(&s->kv, s->device, &params, NULL), ATH_OK);
     return s;

@@ -49,13 +49,25 @@ static ath_status create_rope_caches(ath_device *dev, ath_error *err) {
     return ATH_OK;
 }
 
-static ath_status create_parts(ath_device *dev, const ath_device_params *params, ath_error *err) {
-    ATH_TRY(ath_threads_create(&dev->pools[0], params->n_threads, err));
-    if (params->n_threads_batch == params->n_threads)
+/* A pool each for decode and prefill, or one for both. */
+static ath_status create_pools(ath_device *dev, const ath_device_params *params, ath_error *err) {
+    const ath_placement usual = {.poll = 50}, *places[] = {params->placement, params->placement_batch};
+    bool same = params->n_threads_batch == params->n_threads;
+    for (int i = 0; i < 2; i++) {
+        if (!places[i]) places[i] = &usual;
+        dev->placed |= !ath_placement_equal(places[i], &usual);
+    }
+    ATH_TRY(ath_threads_create(&dev->pools[0], params->n_threads, places[0], err));
+    if (same && ath_placement_equal(places[0], places[1]))
         dev->pools[1] = dev->pools[0];
     else
-        ATH_TRY(ath_threads_create(&dev->pools[1], params->n_threads_batch, err));
-    dev->pool = dev->pools[0];
+        ATH_TRY(ath_threads_create(&dev->pools[1], params->n_threads_batch, places[1], err));
+    ath_device_use_threads(dev, false);
+    return ATH_OK;
+}
+
+static ath_status create_parts(ath_device *dev, const ath_device_params *params, ath_error *err) {
+    ATH_TRY(create_pools(dev, params, err));
     dev->max_threads =
         params->n_threads > params->n_threads_batch ? params->n_threads : params->n_threads_batch;
     ATH_TRY(create_rope_caches(dev, err));
@@ -112,7 +124,13 @@ const char *ath_device_attention_kernel(const ath_device *dev) {
 }
 
 void ath_device_use_threads(ath_device *dev, bool prefill) {
+    if (dev->pool == dev->pools[prefill]) return;
     dev->pool = dev->pools[prefill];
+    if (dev->placed) ath_threads_enter(dev->pool);
+}
+
+bool ath_device_priority_refused(const ath_device *dev) {
+    return ath_threads_priority_refused(dev->pools[0]) || ath_threads_priority_refused(dev->pools[1]);
 }
 
 void ath_device_parallel(ath_device *dev, ath_task_fn fn, void *arg, int64_t n_tasks) {

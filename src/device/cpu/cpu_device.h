@@ -63,6 +63,7 @@ typedef struct ath_weight_chunk ath_weight_chunk; /* memory that repacked weight
 struct ath_device {
     ath_threads *pools[2]; /* decode, prefill; the same pool if the counts are equal */
     ath_threads *pool;     /* the one in use */
+    bool placed;           /* one of them has a placement: the calling thread moves with them */
     int max_threads;
     int64_t max_rows;
     uint32_t cpu_flags;
