@@ -1,5 +1,5 @@
 # The short way to the scripts: `make` builds into build/, `make test` is ./test, `make demo` is ./demo.
-.PHONY: all test demo clean check-peer check-quality check-memory check-speed check-versus curve
+.PHONY: all test demo clean check-peer check-quality check-memory check-speed check-versus check-windows check-shapes curve
 
 all:
 	@. tools/setup.sh && ath_build build
@@ -41,6 +41,13 @@ curve: check-tools
 
 check-memory: check-tools
 	$(CHECK) bench/check_memory.py --athanor $(ATHANOR) --make-model $(SHARED)/bench/make_model.py
+
+# Every window, every cache type, 4,096 tokens (./test has a quick version).
+check-windows:
+	@ATH_COMPLETE=1 ./test -k test_windows -rA
+
+check-shapes: check-tools
+	$(CHECK) bench/check_shapes.py --athanor $(ATHANOR) --make-model bench/make_model.py
 
 .PHONY: check-tools
 check-tools: all

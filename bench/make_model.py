@@ -5,7 +5,7 @@ Speed and memory depend on shapes, types and bytes, not on what the weights say,
 stand in for models that are too large to ship.  Quantised blocks are random bits under small
 scales: finite everywhere, the same work for any engine that reads the file.
 
-    make_model.py SHAPE OUT.gguf [--quant Q4_K_M|Q4_0|Q5_K|Q6_K|Q8_0|F16] [--layers N] [--vocab N] [--ctx N] [--seed S]
+    make_model.py SHAPE OUT.gguf [--quant Q4_K_M|Q4_0|Q5_K|Q6_K|Q8_0|F16] [--layers N] [--vocab N] [--ctx N] [--window N] [--seed S]
     make_model.py --list
 
 Needs numpy and gguf (PyPI).  Streams tensor by tensor: memory stays below one tensor.
@@ -29,6 +29,8 @@ SHAPES = {
     "qwen2.5-7b":    dict(arch="qwen2", L=28, E=3584, H=28, KV=4, D=128, F=18944, V=152064, base=1e6, untied=True),
     "qwen2.5-14b":   dict(arch="qwen2", L=48, E=5120, H=40, KV=8, D=128, F=13824, V=152064, base=1e6, untied=True),
     "gemma3-4b":     dict(arch="gemma3", L=34, E=2560, H=8, KV=4, D=256, F=10240, V=262208, base=1e6, swa=1024),
+    # Mixture of experts: F is the width of one of X experts, of which U are used.
+    "qwen3-30b-a3b": dict(arch="qwen3moe", L=48, E=2048, H=32, KV=4, D=128, F=768, V=151936, base=1e6, untied=True, X=128, U=8),
     # Three of four layers recurrent (gated DeltaNet): rk key heads and rv value heads of rd channels.
     "qwen3.5-9b":    dict(arch="qwen35", L=32, E=4096, H=16, KV=4, D=256, F=12288, V=248320, base=1e7, untied=True,
                           rot=64, interval=4, rk=16, rv=32, rd=128),
@@ -92,7 +94,7 @@ def attention(b, i, s):
     wide = 2 if s["arch"] == "qwen35" else 1                        # a gate beside every query
     out = [(b + "attn_q.weight", "attn_q", (wide * H * D, E), i), (b + "attn_k.weight", "attn_k", (KV * D, E), i),
            (b + "attn_v.weight", "attn_v", (KV * D, E), i), (b + "attn_output.weight", "attn_output", (E, H * D), i)]
-    if s["arch"] in ("qwen3", "gemma3", "qwen35"):
+    if s["arch"] in ("qwen3", "qwen3moe", "gemma3", "qwen35"):
         out += [norm(b + "attn_q_norm.weight", D), norm(b + "attn_k_norm.weight", D)]
     if s["arch"] == "qwen2":
         out += [norm(b + "attn_q.bias", H * D), norm(b + "attn_k.bias", KV * D), norm(b + "attn_v.bias", KV * D)]
@@ -107,16 +109,23 @@ def recurrence(b, i, s):
             norm(b + "ssm_dt.bias", s["rv"]), norm(b + "ssm_norm.weight", S), (b + "ssm_out.weight", "ssm_out", (E, values), i)]
 
 
+def feed_forward(b, i, s):
+    E, F = s["E"], s["F"]
+    if "X" not in s:
+        return [(b + "ffn_gate.weight", "ffn_gate", (F, E), i), (b + "ffn_up.weight", "ffn_up", (F, E), i),
+                (b + "ffn_down.weight", "ffn_down", (E, F), i)]
+    return [(b + "ffn_gate_inp.weight", None, (s["X"], E), i), (b + "ffn_gate_exps.weight", "ffn_gate", (s["X"], F, E), i),
+            (b + "ffn_up_exps.weight", "ffn_up", (s["X"], F, E), i), (b + "ffn_down_exps.weight", "ffn_down", (s["X"], E, F), i)]
+
+
 def tensors(s):
-    E, F, V, L, arch = (s[k] for k in "E F V L arch".split())
+    E, V, L, arch = (s[k] for k in "E V L arch".split())
     todo = [("token_embd.weight", "token_embd", (V, E), None)]
     for i in range(L):
         b = f"blk.{i}."
         recurrent = "interval" in s and (i + 1) % s["interval"] != 0
         todo += [norm(b + "attn_norm.weight", E), *(recurrence if recurrent else attention)(b, i, s),
-                 norm(b + ("post_attention_norm.weight" if arch == "qwen35" else "ffn_norm.weight"), E),
-                 (b + "ffn_gate.weight", "ffn_gate", (F, E), i), (b + "ffn_up.weight", "ffn_up", (F, E), i),
-                 (b + "ffn_down.weight", "ffn_down", (E, F), i)]
+                 norm(b + ("post_attention_norm.weight" if arch == "qwen35" else "ffn_norm.weight"), E), *feed_forward(b, i, s)]
         if arch == "gemma3":
             todo += [norm(b + "post_attention_norm.weight", E), norm(b + "post_ffw_norm.weight", E)]
     todo.append(norm("output_norm.weight", E))
@@ -151,6 +160,7 @@ def main():
     ap.add_argument("--layers", type=int)
     ap.add_argument("--vocab", type=int)
     ap.add_argument("--ctx", type=int, default=131072)
+    ap.add_argument("--window", type=int, help="tokens that the windowed layers of a shape see (shapes that have such layers)")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--list", action="store_true")
     a = ap.parse_args()
@@ -161,6 +171,8 @@ def main():
     s = dict(SHAPES[a.shape])
     s["L"] = a.layers or s["L"]
     s["V"] = a.vocab or s["V"]
+    if a.window and "swa" not in s:
+        sys.exit(f"{a.shape} has no layers with a window")
     rng = np.random.default_rng(a.seed)
 
     w = gguf.GGUFWriter(a.out, s["arch"], use_temp_file=False)
@@ -177,7 +189,11 @@ def main():
     w.add_rope_freq_base(s["base"])
     w.add_layer_norm_rms_eps(1e-6)
     if "swa" in s:
-        w.add_sliding_window(s["swa"])
+        w.add_sliding_window(a.window or s["swa"])
+    if "X" in s:
+        w.add_expert_count(s["X"])
+        w.add_expert_used_count(s["U"])
+        w.add_expert_feed_forward_length(s["F"])
     if "interval" in s:
         add_recurrent_keys(w, s)
     w.add_file_type({"Q4_K_M": 15, "Q4_0": 2, "Q5_K": 17, "Q6_K": 18, "Q8_0": 7, "F16": 1}[a.quant])
@@ -211,7 +227,7 @@ def main():
             w.add_tensor_info(name, shape, np.dtype(np.float16), int(np.prod(shape)) * 2)
         else:
             bs, bb = BLOCK[t]
-            byte_shape = (shape[0], shape[1] // bs * bb)
+            byte_shape = (*shape[:-1], shape[-1] // bs * bb)
             w.add_tensor_info(name, byte_shape, np.dtype(np.uint8), int(np.prod(byte_shape)), raw_dtype=t)
         plan.append((name, shape, t))
 
@@ -224,7 +240,7 @@ def main():
         elif t == T.F16:
             x = (rng.standard_normal(shape, dtype=np.float32) / np.sqrt(shape[-1])).astype(np.float16)
         else:
-            x = quant_bytes(rng, t, *shape)
+            x = quant_bytes(rng, t, int(np.prod(shape[:-1])), shape[-1]).reshape(*shape[:-1], -1)
         w.write_tensor_data(x)
     w.close()
     print(f"{a.out}: {a.shape} {a.quant}, {L} layers, {V} tokens")

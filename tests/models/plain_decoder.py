@@ -1,5 +1,5 @@
-"""A decoder in numpy and double precision: whole sequences, plain masks, no cache. It reads a GGUF of the llama, qwen3 and glm4moe
-kinds by its keys, and is an oracle for what the golden models leave out: windows of all sizes, forms of expert tensors."""
+"""A decoder in numpy and double precision: whole sequences, plain masks, no cache. It reads a GGUF of the llama, qwen3, gemma3 and
+glm4moe kinds by its keys, and is an oracle for what the golden models leave out: windows of all sizes, routers, scalings."""
 import gguf
 import numpy as np
 
@@ -26,12 +26,17 @@ class Decoder:
 
     def logits(self, tokens):
         x = self.tensor("token_embd.weight")[tokens]
+        if self.arch == "gemma3":
+            x = x * np.sqrt(x.shape[1])
         for il in range(self.n_layers):
-            x = x + self.attention(il, self.norm(x, "attn_norm", il))
+            x = x + self.after(il, "post_attention_norm", self.attention(il, self.norm(x, "attn_norm", il)))
             before_ffn = "ffn_norm" if self.tensor("ffn_norm.weight", il) is not None else "post_attention_norm"
-            x = x + self.feed_forward(il, self.norm(x, before_ffn, il))
+            x = x + self.after(il, "post_ffw_norm", self.feed_forward(il, self.norm(x, before_ffn, il)))
         output = self.tensor("output.weight")
         return self.norm(x, "output_norm") @ (self.tensor("token_embd.weight") if output is None else output).T
+
+    def after(self, il, name, y):
+        return self.norm(y, name, il) if self.arch == "gemma3" else y
 
     # ---- attention
 
@@ -42,9 +47,12 @@ class Decoder:
         norm = self.tensor(f"attn_{name}_norm.weight", il)
         return y if norm is None else rms_norm(y, norm, self.eps)
 
-    def rotate(self, x):
+    def rotate(self, il, x):
         n_rot = self.key("rope.dimension_count", x.shape[-1])
-        angle = np.arange(len(x))[:, None] * self.key("rope.freq_base", 10000.0) ** (-np.arange(0, n_rot, 2) / n_rot)
+        base = self.key("rope.freq_base", 10000.0)
+        if self.arch == "gemma3" and np.isfinite(self.window(il)):
+            base = self.key("rope.freq_base_swa", 10000.0)
+        angle = np.arange(len(x))[:, None] * base ** (-np.arange(0, n_rot, 2) / n_rot)
         cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
         first, second = (slice(0, n_rot // 2), slice(n_rot // 2, n_rot)) if self.arch in self.NEOX else (slice(0, n_rot, 2), slice(1, n_rot, 2))
         y = x.copy()
@@ -54,7 +62,7 @@ class Decoder:
 
     def attention(self, il, h):
         heads, kv_heads = self.key("attention.head_count"), self.key("attention.head_count_kv")
-        q, k = self.rotate(self.project(il, h, "q", heads)), self.rotate(self.project(il, h, "k", kv_heads))
+        q, k = self.rotate(il, self.project(il, h, "q", heads)), self.rotate(il, self.project(il, h, "k", kv_heads))
         v = self.project(il, h, "v", kv_heads)
         distance = np.arange(len(h))[:, None] - np.arange(len(h))[None]
         hidden = (distance < 0) | (distance >= self.window(il))
@@ -67,14 +75,15 @@ class Decoder:
         return out.reshape(len(h), -1) @ self.tensor("attn_output.weight", il).T
 
     def window(self, il):
-        return np.inf
+        size, period = self.key("attention.sliding_window", 0), self.key("attention.sliding_window_pattern", 6)
+        return size if self.arch == "gemma3" and size and il % period < period - 1 else np.inf
 
     # ---- feed-forward
 
     def feed_forward(self, il, h):
         router = self.tensor("ffn_gate_inp.weight", il)
         if router is None:
-            return gated(h, *(self.tensor(f"ffn_{part}.weight", il) for part in ("gate", "up", "down")))
+            return gated(h, *(self.tensor(f"ffn_{part}.weight", il) for part in ("gate", "up", "down")), self.arch == "gemma3")
         y = self.experts(il, h, h @ router.T)
         shared = [self.tensor(f"ffn_{part}_shexp.weight", il) for part in ("gate", "up", "down")]
         return y if shared[0] is None else y + gated(h, *shared)
@@ -100,6 +109,10 @@ def rms_norm(x, weight, eps):
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
 
 
-def gated(h, gate, up, down):
+def gated(h, gate, up, down, gelu=False):
     g = h @ gate.T
-    return (g / (1 + np.exp(-g)) * (h @ up.T)) @ down.T
+    if gelu:
+        act = g / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    else:
+        act = g / (1 + np.exp(-g))
+    return (act * (h @ up.T)) @ down.T
