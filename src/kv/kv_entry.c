@@ -97,12 +97,12 @@ ath_status ath_kv_mark_entry(ath_kv *kv, int seq_index, ath_error *err) {
     ath_kv_seq *seq = &kv->seqs[seq_index];
     int64_t boundary =
         ath_kv_entry_before(kv, seq_index, seq->length / ATH_PAGE_TOKENS * ATH_PAGE_TOKENS) / ATH_PAGE_TOKENS;
-    if (boundary == 0 || seq->entry[boundary] != ATH_ENTRY_NONE) return ATH_OK;
+    if (boundary == 0 || seq->entry[boundary] == ATH_ENTRY_MARK) return ATH_OK;
     seq->entry[boundary] = ATH_ENTRY_MARK;
     int n_marks = 0;
     for (int64_t i = boundary; i > 0; i--) {
         if (seq->entry[i] != ATH_ENTRY_MARK || ++n_marks <= ATH_KV_MAX_MARKS) continue;
-        seq->entry[i] = ATH_ENTRY_NONE;
+        seq->entry[i] = ath_kv_entry_is_due(&kv->shape, i, seq->length) ? ATH_ENTRY_AUTO : ATH_ENTRY_NONE;
         ath_kv_sweep(kv, seq);
     }
     return ATH_OK;

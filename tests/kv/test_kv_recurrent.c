@@ -80,14 +80,17 @@ static void entry_points_keep_states(void **state) {
     world_free(w);
 }
 
-/* More than 8 automatic entry points: every second one goes. */
+/* More than 8 automatic entry points: every second one goes, unless it was asked for. */
 static void entry_points_thin_out(void **state) {
     (void)state;
     world *w = world_new(hybrid_layers, N_HYBRID, 4000, 1, 512);
-    append(w, 0, 8 * 128 + 1);
+    append(w, 0, 3 * 128 + 1);
+    assert_int_equal(ath_kv_mark_entry(w->kv, 0, NULL), ATH_OK);
+    append(w, 0, 5 * 128);
     assert_int_equal(ath_kv_entry_before(w->kv, 0, 5 * 128), 5 * 128);
     append(w, 0, 128);
     assert_int_equal(ath_kv_entry_before(w->kv, 0, 5 * 128), 4 * 128);
+    assert_int_equal(ath_kv_entry_before(w->kv, 0, 4 * 128 - 1), 3 * 128); /* the mark */
     append(w, 0, 20 * 128);
     assert_int_equal(ath_kv_entry_before(w->kv, 0, 24 * 128), 24 * 128);
     assert_int_equal(ath_kv_entry_before(w->kv, 0, 23 * 128), 20 * 128);
