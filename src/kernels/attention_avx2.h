@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "codec/turbo_tables.h"
 #include "kernels/attention_x86.h"
 #include "kernels/unpack_kind.h"
 
@@ -42,8 +43,8 @@ ATH_INLINE __m256 ath_eq_scales_avx2(const uint8_t *e) {
     __m256i i = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)e));
     i = _mm256_sub_epi32(i, _mm256_set1_epi32(128));
     i = _mm256_max_epi32(_mm256_min_epi32(i, _mm256_set1_epi32(16)), _mm256_set1_epi32(-16));
-    __m256 roots =
-        _mm256_broadcast_ps(&(__m128){1.0f, ath_eq_scale(129), ath_eq_scale(130), ath_eq_scale(131)});
+    __m128 four = _mm_loadu_ps(ath_eq_scales + ATH_EQ_STEPS); /* 2^(0/4) to 2^(3/4) */
+    __m256 roots = _mm256_set_m128(four, four);
     __m256 root = _mm256_permutevar_ps(roots, _mm256_and_si256(i, _mm256_set1_epi32(3)));
     __m256i exponent = _mm256_slli_epi32(_mm256_srai_epi32(i, 2), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(root), exponent));

@@ -17,6 +17,17 @@ ATH_INLINE int64_t load_8_bytes(const void *p) {
     return x;
 }
 
+/* 16 integers in two registers of dwords, which fit 16 bits, as words in order. */
+ATH_INLINE __m256i pack_words(__m256i a, __m256i b) {
+    return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+}
+
+/* The low bytes of 16 words. */
+ATH_INLINE __m128i pack_bytes(__m256i x) {
+    x = _mm256_and_si256(x, _mm256_set1_epi16(0xff));
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi16(x, x), 0xd8));
+}
+
 /* x to integers of 16 bits. */
 static void quantise_part(const float *x, int n, int8_t *high, int8_t *low, float *step, int32_t *sum) {
     const float most = (float)ATH_QUERY_STEPS;
@@ -24,20 +35,24 @@ static void quantise_part(const float *x, int n, int8_t *high, int8_t *low, floa
     for (int i = 0; i < n; i += 8) amax = _mm256_max_ps(amax, _mm256_andnot_ps(sign, _mm256_loadu_ps(x + i)));
     float top = ath_max_lanes_avx2(amax);
     __m256 inverse = _mm256_set1_ps(top > 0.0f ? most / top : 0.0f);
-    int32_t total = 0;
-    for (int i = 0; i < n; i += 8) {
-        __m256 y = _mm256_min_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse), _mm256_set1_ps(most));
-        int32_t integer[8];
-        _mm256_storeu_si256((__m256i *)(void *)integer,
-                            _mm256_cvtps_epi32(_mm256_max_ps(y, _mm256_set1_ps(-most))));
-        for (int j = 0; j < 8; j++) {
-            high[i + j] = (int8_t)((integer[j] + 128) >> 8);
-            low[i + j] = (int8_t)(integer[j] - 256 * high[i + j]);
-            total += integer[j];
+    __m256i total = _mm256_setzero_si256();
+    for (int i = 0; i < n; i += 16) {
+        __m256i integer[2];
+        for (int j = 0; j < 2; j++) {
+            __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x + i + 8 * j), inverse);
+            y = _mm256_max_ps(_mm256_min_ps(y, _mm256_set1_ps(most)), _mm256_set1_ps(-most));
+            integer[j] = _mm256_cvtps_epi32(y);
+            total = _mm256_add_epi32(total, integer[j]);
         }
+        __m256i words = pack_words(integer[0], integer[1]);
+        __m256i upper = _mm256_srai_epi16(_mm256_add_epi16(words, _mm256_set1_epi16(128)), 8);
+        _mm_storeu_si128((__m128i *)(void *)(high + i), pack_bytes(upper));
+        _mm_storeu_si128((__m128i *)(void *)(low + i), pack_bytes(words));
     }
+    int32_t lanes[8];
+    _mm256_storeu_si256((__m256i *)(void *)lanes, total);
     *step = top * (1.0f / (float)ATH_QUERY_STEPS);
-    *sum = total;
+    *sum = lanes[0] + lanes[1] + lanes[2] + lanes[3] + lanes[4] + lanes[5] + lanes[6] + lanes[7];
 }
 
 ATH_INLINE void multiply(float *x, const float *y, float factor, int n) {
@@ -51,14 +66,18 @@ static void turbo_query(const ath_kv_layout *layout, const uint8_t *page, const 
                         ath_turbo_query *out) {
     const float *signs = ath_rotation_signs();
     int head_dim = layout->head_dim;
+    float scales[ATH_MAX_HEAD_DIM];
+    for (int c = 0; c < head_dim; c += 8) {
+        __m256 eq = ath_eq_scales_avx2(page + layout->eq_at + c);
+        _mm256_storeu_ps(scales + c, _mm256_mul_ps(eq, _mm256_loadu_ps(signs + c)));
+    }
     for (int h = 0; h < n; h++, q += head_dim, out++) {
         float x[ATH_MAX_HEAD_DIM];
         __m256 bias[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
         for (int c = 0; c < head_dim; c += 8) {
             __m256 v = _mm256_loadu_ps(q + c), mean = ath_load_f16_avx2(page + layout->mean_at + 2 * c);
             bias[c / 8 % 2] = _mm256_fmadd_ps(v, mean, bias[c / 8 % 2]);
-            v = _mm256_mul_ps(v, ath_eq_scales_avx2(page + layout->eq_at + c));
-            _mm256_storeu_ps(x + c, _mm256_mul_ps(v, _mm256_loadu_ps(signs + c)));
+            _mm256_storeu_ps(x + c, _mm256_mul_ps(v, _mm256_loadu_ps(scales + c)));
         }
         out->bias = ath_sum_lanes_avx2(bias[0], bias[1]);
         for (int p = 0; p < layout->n_parts; p++) {
@@ -96,11 +115,22 @@ ATH_INLINE void scores_pair(const int n, __m256i values, const wide_queries *wid
     }
 }
 
+/* The 128 bytes that lie `ahead` of p. */
+ATH_INLINE void prefetch_128(const uint8_t *p, intptr_t ahead) {
+    const char *at = (const char *)((uintptr_t)p + (uintptr_t)ahead);
+    _mm_prefetch(at, _MM_HINT_T0);
+    _mm_prefetch(at + 64, _MM_HINT_T0);
+}
+ATH_INLINE intptr_t distance(const uint8_t *page, const uint8_t *next) {
+    return next ? (intptr_t)((uintptr_t)next - (uintptr_t)page) : 0;
+}
+
 /* 16 tokens against n heads, a constant where it is called. planes: those of the tokens; norms: of the first
  * part. */
 ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_unpack_avx2 *unpack,
                              const ath_kv_layout *layout, const uint8_t *planes, const uint8_t *norms,
-                             const ath_turbo_query *q, const wide_queries *wide, float *scores) {
+                             intptr_t ahead, const ath_turbo_query *q, const wide_queries *wide,
+                             float *scores) {
     __m256 score[4][2];
     for (int h = 0; h < n; h++) score[h][0] = score[h][1] = _mm256_set1_ps(q[h].bias);
     for (int p = 0; p < layout->n_parts; p++) {
@@ -108,6 +138,7 @@ ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_
         for (int h = 0; h < n; h++) dot[h][0] = dot[h][1] = _mm256_setzero_si256();
         int start = layout->part_start[p], dim = layout->part_dim[p], size = dim * kind.k / 8;
         for (int c = 0; c < dim; c += 8) {
+            if (c % 16 == 0) prefetch_128(planes + 2 * c * kind.k, ahead);
             ATH_UNROLL
             for (int i = 0; i < 8; i += 2) {
                 __m256i values =
@@ -129,7 +160,8 @@ ATH_INLINE void scores_group(const int n, const ath_unpack_kind kind, const ath_
 }
 
 ATH_INLINE void scores_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
-                            const ath_turbo_query *q, int n, int group0, int group1, float *scores) {
+                            const ath_turbo_query *q, int n, int group0, int group1, float *scores,
+                            intptr_t ahead) {
     ath_unpack_avx2 unpack = ath_unpack_keys_avx2(ath_turbo_code_of(layout->type));
     for (int h = 0; h < n; h += 4, q += 4) {
         wide_queries wide;
@@ -140,21 +172,20 @@ ATH_INLINE void scores_page(const ath_unpack_kind kind, const ath_kv_layout *lay
             const uint8_t *norms = page + layout->norms_at + 32 * (size_t)g;
             float *out = scores + 16 * g + h * ATH_PAGE_TOKENS;
             if (heads == 1)
-                scores_group(1, kind, &unpack, layout, planes, norms, q, &wide, out);
+                scores_group(1, kind, &unpack, layout, planes, norms, ahead, q, &wide, out);
             else if (heads == 2)
-                scores_group(2, kind, &unpack, layout, planes, norms, q, &wide, out);
+                scores_group(2, kind, &unpack, layout, planes, norms, ahead, q, &wide, out);
             else if (heads == 3)
-                scores_group(3, kind, &unpack, layout, planes, norms, q, &wide, out);
+                scores_group(3, kind, &unpack, layout, planes, norms, ahead, q, &wide, out);
             else
-                scores_group(4, kind, &unpack, layout, planes, norms, q, &wide, out);
+                scores_group(4, kind, &unpack, layout, planes, norms, ahead, q, &wide, out);
         }
     }
 }
 
 static void turbo_scores(const ath_kv_layout *layout, const uint8_t *page, const ath_turbo_query *q, int n,
                          int group0, int group1, float *scores, const uint8_t *next) {
-    (void)next;
-#define SCORES(kind) scores_page(kind, layout, page, q, n, group0, group1, scores)
+#define SCORES(kind) scores_page(kind, layout, page, q, n, group0, group1, scores, distance(page, next))
     ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), SCORES);
 #undef SCORES
 }
@@ -176,12 +207,14 @@ static void quantise_weights(const uint8_t *norms, int lo, int hi, const float *
     }
     float top = ath_max_lanes_avx2(max);
     __m256 inverse = _mm256_set1_ps(top > 0.0f ? (float)ATH_WEIGHT_STEPS / top : 0.0f);
-    for (int t = 0; t < ATH_PAGE_TOKENS; t += 8) {
-        __m256 x = _mm256_max_ps(_mm256_mul_ps(_mm256_loadu_ps(w + t), inverse), _mm256_setzero_ps());
-        int32_t code[8];
-        x = _mm256_min_ps(x, _mm256_set1_ps((float)ATH_WEIGHT_STEPS));
-        _mm256_storeu_si256((__m256i *)(void *)code, _mm256_cvtps_epi32(x));
-        for (int i = 0; i < 8; i++) out->w[t + i] = (int16_t)code[i];
+    for (int t = 0; t < ATH_PAGE_TOKENS; t += 16) {
+        __m256i code[2];
+        for (int i = 0; i < 2; i++) {
+            __m256 x = _mm256_mul_ps(_mm256_loadu_ps(w + t + 8 * i), inverse);
+            x = _mm256_min_ps(_mm256_max_ps(x, _mm256_setzero_ps()), _mm256_set1_ps((float)ATH_WEIGHT_STEPS));
+            code[i] = _mm256_cvtps_epi32(x);
+        }
+        _mm256_storeu_si256((__m256i *)(void *)(out->w + t), pack_words(code[0], code[1]));
     }
     out->step = top * (1.0f / (float)ATH_WEIGHT_STEPS);
 }
@@ -189,11 +222,12 @@ static void quantise_weights(const uint8_t *norms, int lo, int hi, const float *
 /* 8 channels, from c of a part on, of n heads, a constant where it is called, over all tokens. codes: of the
  * part's first 4 tokens; size: bytes of its stream. */
 ATH_INLINE void values_tile(const int n, const ath_unpack_kind kind, const ath_unpack_avx2 *unpack,
-                            const uint8_t *codes, int size, int64_t row_bytes, int c, const wide_weights *w,
-                            float *acc, int64_t acc_stride) {
+                            const uint8_t *codes, int size, int64_t row_bytes, int c, intptr_t ahead,
+                            const wide_weights *w, float *acc, int64_t acc_stride) {
     __m256i even[3], odd[3]; /* channels c, c + 2 ... and c + 1, c + 3 ...: a quadword has two sums of one */
     for (int h = 0; h < n; h++) even[h] = odd[h] = _mm256_setzero_si256();
     for (int t = 0; t < ATH_PAGE_TOKENS; t += 4, codes += row_bytes) {
+        if (c % 64 == 0) prefetch_128(codes + c * kind.k / 2, ahead);
         __m256i values = ath_unpack_value_eight(unpack, kind, codes, size, c);
         __m256i low = ath_low_bytes_avx2(values), high = ath_high_bytes_avx2(values);
         ATH_UNROLL
@@ -213,7 +247,7 @@ ATH_INLINE void values_tile(const int n, const ath_unpack_kind kind, const ath_u
 
 /* Up to 3 heads. */
 ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *layout, const uint8_t *page,
-                            int lo, int hi, const float *weights, int n, float *acc) {
+                            int lo, int hi, const float *weights, int n, float *acc, intptr_t ahead) {
     ath_unpack_avx2 unpack = ath_unpack_values_avx2(ath_turbo_code_of(layout->type), kind);
     int64_t stride = layout->head_dim, row_bytes = stride * kind.k / 2;
     for (int p = 0; p < layout->n_parts; p++) {
@@ -225,21 +259,20 @@ ATH_INLINE void values_page(const ath_unpack_kind kind, const ath_kv_layout *lay
         for (int h = 0; h < n; h++) quantise_weights(norms, lo, hi, weights + h * ATH_PAGE_TOKENS, &w[h]);
         for (int c = 0; c < dim; c += 8) {
             if (n == 1)
-                values_tile(1, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
+                values_tile(1, kind, &unpack, codes, size, row_bytes, c, ahead, w, out, stride);
             else if (n == 2)
-                values_tile(2, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
+                values_tile(2, kind, &unpack, codes, size, row_bytes, c, ahead, w, out, stride);
             else
-                values_tile(3, kind, &unpack, codes, size, row_bytes, c, w, out, stride);
+                values_tile(3, kind, &unpack, codes, size, row_bytes, c, ahead, w, out, stride);
         }
     }
 }
 
 static void turbo_accumulate(const ath_kv_layout *layout, const uint8_t *page, int lo, int hi,
                              const float *weights, int n, float *acc, const uint8_t *next) {
-    (void)next;
     for (int i = 0; i < n; i += 3, weights += 3 * ATH_PAGE_TOKENS, acc += 3 * layout->head_dim) {
         int heads = n - i < 3 ? n - i : 3;
-#define VALUES(kind) values_page(kind, layout, page, lo, hi, weights, heads, acc)
+#define VALUES(kind) values_page(kind, layout, page, lo, hi, weights, heads, acc, distance(page, next))
         ATH_UNPACK_DISPATCH(ath_turbo_code_of(layout->type), VALUES);
 #undef VALUES
     }
