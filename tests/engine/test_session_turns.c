@@ -20,6 +20,7 @@ typedef struct talk {
     ath_token tokens[MAX_LENGTH + 1];
     bool alone[MAX_LENGTH + 1]; /* this token was evaluated by itself */
     size_t n;
+    size_t back; /* tokens taken back since as many came */
     uint64_t random;
 } talk;
 
