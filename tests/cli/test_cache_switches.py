@@ -60,7 +60,7 @@ def test_bias_tables(athanor, model):
     tables = make_k_bias.bias_tables("0-1,-1:2,-1=5;1:2=1", 4, 3, 8)
     assert sorted(tables) == [0, 1, 3] and tables[0].shape == (3, 8)
     assert (tables[1][:, 2] == 6).all() and (tables[3][:, 7] == 5).all() and tables[0].sum() == 30
-    for bad in ("0", "0:1", "0:64=1", "2:1=1", "0:1=x", "0:1=1;", "0:1=inf", "0:1=1,2"):
+    for bad in ("0", "0:1", "0:64=1", "2:1=1", "0:1=x", "0:1=inf", "0:1=1,2"):
         done = athanor("logits", "-m", model, "--ids", "1 2", "-o", "/dev/null", "--debug-k-bias", bad, check=False)
         assert done.returncode == 1 and b"error: --debug-k-bias" in done.stderr, bad
 

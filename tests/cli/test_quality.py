@@ -140,7 +140,7 @@ def test_errors_of_layers(quality, golden):
         for side in "kv":
             worst = t["worst_" + side]
             assert worst["error"] >= max(layer[side] for layer in t["layers"]) and worst["layer"] in (0, 1)
-    assert all(layer == {"k": 0, "v": 0} for layer in f16["layers"])
+    assert all(layer == {"k": 0, "v": 0, "k_norm": 0, "v_norm": 0} for layer in f16["layers"])
     assert mixed["layers"][0]["k"] == turbo2["layers"][0]["k"]  # deeper layers see what V did
     assert all(layer["v"] == 0 for layer in mixed["layers"])
 
