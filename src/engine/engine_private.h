@@ -40,8 +40,6 @@ struct ath_session {
 
 static inline bool ath_session_has(const ath_session *s, int seq) { return seq >= 0 && seq < s->n_seqs; }
 
-/* Milliseconds of a clock that never jumps. */
-
 /* Fills layers[n_layers] with the model's shapes and the wanted types, per-layer overrides applied. */
 ath_status ath_cache_layers(const ath_engine *engine, const char *type_k, const char *type_v, const char *kv_layers,
                             ath_kv_layer *layers, ath_error *err);
