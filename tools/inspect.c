@@ -224,7 +224,8 @@ static void print_cache(const ath_engine *e, const ath_engine_info *info) {
     printf("\ncache:\n");
     print_layers(e, info->n_layers);
     printf("  K and V of one type, one sequence: a closed page alone (codes, norms, means, scales); then MiB and bits per\n"
-           "  value of all that is held at so many tokens, f16 pages, sinks and entry points (every 32 pages) included%s\n",
+           "  value of all that is held at so many tokens, f16 pages, sinks and entry points (every %d pages) included%s\n",
+           ath_session_params_default().entry_every,
            has_states(e, info->n_layers) ? ",\n  recurrent states in the MiB" : "");
     printf("  type         bytes/token  bits      at 2K    bits     at 8K    bits    at 32K    bits   at 128K    bits\n");
     for (int i = 0; ath_cache_type_name(i); i++) print_cache_row(e, ath_cache_type_name(i), values);

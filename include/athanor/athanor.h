@@ -191,7 +191,7 @@ typedef struct ath_session_params {
     const char *type_k;    /* cache types, default "f16" */
     const char *type_v;
     const char *kv_layers; /* per-layer overrides "0-1,-1:k=q8_0;3:v=f16,k=f16"; NULL: none */
-    int entry_every;       /* pages of 128 tokens between automatic entry points; default 32, 0: none */
+    int entry_every;       /* pages of 128 tokens between automatic entry points; default 64, 0: none */
     bool swa_full;         /* sliding-window layers keep the whole context */
     const char *debug_k_bias; /* a constant on channels of K after its rotation, to test what a cache makes of it:
                                  "LAYERS:CHANNELS=VALUE[;...]", channels of every head, "0-1,-1:28,62-63=450"; NULL: none */

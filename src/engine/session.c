@@ -8,7 +8,7 @@
 enum { LOGITS_CHUNK = 64 }; /* rows of logits computed at once for on_logits: weights that are expanded are so for all of them */
 
 ath_session_params ath_session_params_default(void) {
-    return (ath_session_params){.n_seqs = 1, .type_k = "f16", .type_v = "f16", .entry_every = 32};
+    return (ath_session_params){.n_seqs = 1, .type_k = "f16", .type_v = "f16", .entry_every = 64};
 }
 
 static ath_status check_params(const ath_engine *e, const ath_session_params *p, ath_error *err) {
