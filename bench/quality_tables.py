@@ -6,7 +6,8 @@
 A cell is one run of athanor quality, or of peer_kld.py (llama.cpp as a black box), on windows of the text: some minutes each.
 Finished cells are kept as JSON under --cells and not run again (delete a file to measure it again), so that the script may be
 stopped at any time. --only REGEX runs the cells whose names match, --list names them all. At the end come the tables, and
-each bar with PASS or short; --write puts the tables into the document, between its markers. Exit code 1 if a bar is not met.
+each bar with PASS or short; --write puts the tables into the document, between its markers, and what auto is to expect into
+tools/auto_expected.def as well. Exit code 1 if a bar is not met.
 
 Every engine is held against its own f16 cache. "int8": as people run it, activations rounded to 8 bits before each product
 with quantised weights (both engines do). "f32": exact activations: ours with --activations f32, llama.cpp's on a copy of the
@@ -309,10 +310,47 @@ def document(cells, bars):
     return "\n\n".join(parts)
 
 
-def write_document(path, text):
-    begin, end = "<!-- begin measured -->", "<!-- end measured -->"
-    old = path.read_text()
-    head, rest = old.split(begin)
+# ---- what auto expects
+
+ROW = 'EXPECT("{}", "{}", {}, {:g})'
+VERDICTS = {"safe": "SAFE", "visible": "VISIBLE", "not recommended": "BAD"}
+
+
+def expectations(text):
+    """Rows (K, V, class, mean KLD) of auto_expected.def."""
+    rows = re.findall(r'^EXPECT\("(.*?)", "(.*?)", (\w+), (.*?)\)$', text, re.M)
+    return [(k, v, kind, float(kld)) for k, v, kind, kld in rows]
+
+
+def measured_expectations(cells, rows):
+    """The rows with what was measured as people run it, the worse of the models, where all models were; the best first."""
+    order, new = ["EXACT", *VERDICTS.values()], []
+    for k, v, kind, kld in rows:
+        cache = k if k == v else f"{k}/{v}"
+        found = [by_type(cells.get(f"{m}-int8")).get(cache) or by_type(cells.get(f"{m}-more")).get(cache) for m in cells.models]
+        if all(found):
+            kind = max((VERDICTS[t["verdict"]] for t in found), key=order.index)
+            kld = float(f"{max(t['kld_mean'] for t in found):.2g}")
+        new.append((k, v, kind, kld))
+    return sorted(new, key=lambda row: (order.index(row[2]), row[3]))
+
+
+def expected_table(rows):
+    words = {"EXACT": "exact", **{kind: verdict for verdict, kind in VERDICTS.items()}}
+    return table(["K, V", "class", "mean KLD to expect"],
+                 [[k if k == v else f"{k}, {v}", words[kind], f"{kld:g}"] for k, v, kind, kld in rows])
+
+
+def write_expectations(cells, path):
+    text = path.read_text()
+    rows = measured_expectations(cells, expectations(text))
+    path.write_text(text[:text.index("EXPECT(")] + "\n".join(ROW.format(*row) for row in rows) + "\n")
+    return expected_table(rows)
+
+
+def write_section(path, name, text):
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    head, rest = path.read_text().split(begin)
     path.write_text(f"{head}{begin}\n\n{text}\n\n{end}{rest.split(end)[1]}")
 
 
@@ -341,7 +379,8 @@ def main():
     text = document(cells, bars)
     print(text)
     if a.write:
-        write_document(a.write, text)
+        write_section(a.write, "measured", text)
+        write_section(a.write, "expected", write_expectations(cells, HERE.parent / "tools/auto_expected.def"))
     return 1 if bars.short else 0
 
 

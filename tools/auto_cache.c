@@ -15,16 +15,9 @@ static const struct {
     ath_quality_class class;
     double kld;
 } expected[] = {
-    {"f16", "f16", ATH_CLASS_EXACT, 0},
-    {"q8_0", "q8_0", ATH_CLASS_SAFE, 0.0005},
-    {"turbo4_tcq", "turbo4_tcq", ATH_CLASS_SAFE, 0.0017},
-    {"turbo4_tcq", "turbo3_tcq", ATH_CLASS_SAFE, 0.0025},
-    {"turbo4", "turbo4", ATH_CLASS_SAFE, 0.003},
-    {"turbo3_tcq", "turbo3_tcq", ATH_CLASS_SAFE, 0.006},
-    {"turbo3", "turbo3", ATH_CLASS_SAFE, 0.01},
-    {"turbo3_tcq", "turbo2_tcq", ATH_CLASS_SAFE, 0.012},
-    {"turbo2_tcq", "turbo2_tcq", ATH_CLASS_VISIBLE, 0.027},
-    {"turbo2", "turbo2", ATH_CLASS_VISIBLE, 0.05},
+#define EXPECT(k, v, class, kld) {k, v, ATH_CLASS_##class, kld},
+#include "auto_expected.def"
+#undef EXPECT
 };
 enum { N_EXPECTED = sizeof expected / sizeof expected[0] };
 

@@ -1,11 +1,17 @@
 """-ctk auto -ctv auto, --kv-budget and athanor plan: the documented table, the user's own verdicts, and the floor of 3 bits."""
+import importlib.util
 import json
 import os
 import re
 
 import pytest
 
+from conftest import ROOT
 from make_golden_like import Shape, make_model
+
+spec = importlib.util.spec_from_file_location("quality_tables", ROOT / "bench/quality_tables.py")
+quality_tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(quality_tables)
 
 
 @pytest.fixture
@@ -149,3 +155,41 @@ def test_table_for_people(athanor, model, env):
     out = athanor("plan", "-m", model, "-c", 8192, "--kv-budget", 2, env=env).stdout.decode()
     assert out.startswith("context 8192 tokens, budget 2 MiB\n")
     assert len(re.findall(r"^\* ", out, re.M)) == 2 and "* auto: K " in out and "safe (about" in out
+
+
+# ---- the table of expectations: written once by bench/quality_tables.py, for the program and for the document
+
+def test_documented_expectations_are_those_of_the_program(plan):
+    rows = quality_tables.expectations((ROOT / "tools/auto_expected.def").read_text())
+    types = {pair(t): (t["class"], t["kld"]) for t in plan("-c", 512)["types"]}
+    assert {(k, v): kld for k, v, _, kld in rows} == {p: kld for p, (_, kld) in types.items()} and len(rows) >= 10
+    document = (ROOT / "docs/quality.md").read_text().split("<!-- begin expected -->")[1].split("<!-- end expected -->")[0]
+    assert document.strip() == quality_tables.expected_table(rows)
+    for line in document.strip().splitlines()[2:]:
+        names, kind, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        k, _, v = names.partition(", ")
+        assert types[k, v or k][0] == kind
+
+
+class Measured:
+    """Finished cells of two models."""
+    models = {"a": None, "b": None}
+
+    def __init__(self, cells):
+        self.cells = cells
+
+    def get(self, name):
+        found = self.cells.get(name)
+        return found and {"types": [{"type": t, "verdict": verdict, "kld_mean": kld} for t, verdict, kld in found]}
+
+
+def test_expectations_are_the_worse_of_what_was_measured(tmp_path):
+    path = tmp_path / "expected.def"
+    path.write_text('/* head */\nEXPECT("f16", "f16", EXACT, 0)\nEXPECT("x", "x", SAFE, 0.001)\nEXPECT("y", "z", SAFE, 0.002)\n'
+                    'EXPECT("z", "z", SAFE, 0.005)\n')
+    cells = Measured({"a-int8": [("x", "safe", 0.0123), ("z", "safe", 0.1)], "b-int8": [("x", "visible", 0.01234)],
+                      "a-more": [("y/z", "safe", 0.00456)], "b-more": [("y/z", "safe", 0.003)]})
+    table = quality_tables.write_expectations(cells, path)
+    assert path.read_text() == ('/* head */\nEXPECT("f16", "f16", EXACT, 0)\nEXPECT("y", "z", SAFE, 0.0046)\nEXPECT("z", "z", SAFE, 0.005)\n'
+                                'EXPECT("x", "x", VISIBLE, 0.012)\n')
+    assert table.splitlines()[2:] == ["| f16 | exact | 0 |", "| y, z | safe | 0.0046 |", "| z | safe | 0.005 |", "| x | visible | 0.012 |"]
