@@ -21,9 +21,11 @@
 enum { ROUNDS_PER_POLL = 40 }; /* --poll 50 spins for about 30-60 us before a thread sleeps */
 
 struct ath_threads {
-    _Alignas(64) _Atomic uint32_t epoch; /* futex word: bumped once per loop, and at the end */
-    _Alignas(64) _Atomic int64_t next;   /* next task to hand out */
-    _Alignas(64) _Atomic uint32_t busy;  /* futex word: workers that have not finished the present loop */
+    _Alignas(64) _Atomic uint32_t epoch;     /* futex word: bumped once per loop, and at the end */
+    _Alignas(64) _Atomic int64_t left;       /* tasks of the present loop to be handed out */
+    _Alignas(64) _Atomic int64_t unfinished; /* tasks that are not known to be done */
+    _Atomic uint32_t ends;                   /* futex word: bumped when nothing is unfinished any more */
+    _Atomic bool caller_sleeps;
     _Atomic int sleepers;
     _Atomic int stop;
     _Atomic int refused; /* a priority */
@@ -46,16 +48,25 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t expected) {
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
 }
 
-static void futex_wake_all(_Atomic uint32_t *word) {
-    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+static void futex_wake(_Atomic uint32_t *word, int64_t n) {
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, n < INT_MAX ? (int)n : INT_MAX, NULL, NULL, 0);
+}
+
+/* A task of the present loop, or -1. The loop can't end before the task does: what it consists of stays as it is. */
+static int64_t take_task(ath_threads *pool) {
+    int64_t left = atomic_load_explicit(&pool->left, memory_order_relaxed);
+    while (left > 0)
+        if (atomic_compare_exchange_weak_explicit(&pool->left, &left, left - 1, memory_order_acquire, memory_order_relaxed))
+            return pool->n_tasks - left;
+    return -1;
 }
 
 static void run_tasks(ath_threads *pool, int index) {
-    for (;;) {
-        int64_t task = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
-        if (task >= pool->n_tasks) return;
-        pool->fn(pool->arg, task, index);
-    }
+    int64_t done = 0;
+    for (int64_t task; (task = take_task(pool)) >= 0; done++) pool->fn(pool->arg, task, index);
+    if (done == 0 || atomic_fetch_sub(&pool->unfinished, done) > done) return;
+    atomic_fetch_add(&pool->ends, 1);
+    if (atomic_load(&pool->caller_sleeps)) futex_wake(&pool->ends, 1);
 }
 
 static uint32_t wait_for_epoch(ath_threads *pool, uint32_t seen) {
@@ -110,7 +121,6 @@ static void *worker_main(void *arg) {
         seen = wait_for_epoch(pool, seen);
         if (atomic_load(&pool->stop)) return NULL;
         run_tasks(pool, self->index);
-        if (atomic_fetch_sub_explicit(&pool->busy, 1, memory_order_acq_rel) == 1) futex_wake_all(&pool->busy);
     }
 }
 
@@ -177,7 +187,7 @@ void ath_threads_free(ath_threads *pool) {
     if (!pool) return;
     atomic_store(&pool->stop, 1);
     atomic_fetch_add(&pool->epoch, 1);
-    futex_wake_all(&pool->epoch);
+    futex_wake(&pool->epoch, INT_MAX);
     for (int i = 0; i < pool->n_threads - 1; i++) pthread_join(pool->workers[i].thread, NULL);
     free(pool->workers);
     free(pool);
@@ -185,13 +195,18 @@ void ath_threads_free(ath_threads *pool) {
 
 int ath_threads_count(const ath_threads *pool) { return pool->n_threads; }
 
-static void wait_for_workers(ath_threads *pool) {
+static void wait_for_tasks(ath_threads *pool) {
     for (int i = 0; i < pool->spin_rounds; i++) {
-        if (atomic_load_explicit(&pool->busy, memory_order_acquire) == 0) return;
+        if (atomic_load_explicit(&pool->unfinished, memory_order_acquire) == 0) return;
         CPU_RELAX();
     }
-    uint32_t left;
-    while ((left = atomic_load(&pool->busy)) != 0) futex_wait(&pool->busy, left);
+    atomic_store(&pool->caller_sleeps, true);
+    for (;;) {
+        uint32_t seen = atomic_load(&pool->ends);
+        if (atomic_load(&pool->unfinished) == 0) break;
+        futex_wait(&pool->ends, seen);
+    }
+    atomic_store(&pool->caller_sleeps, false);
 }
 
 void ath_threads_run(ath_threads *pool, ath_task_fn fn, void *arg, int64_t n_tasks) {
@@ -202,12 +217,12 @@ void ath_threads_run(ath_threads *pool, ath_task_fn fn, void *arg, int64_t n_tas
     pool->fn = fn;
     pool->arg = arg;
     pool->n_tasks = n_tasks;
-    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&pool->busy, (uint32_t)(pool->n_threads - 1), memory_order_relaxed);
+    atomic_store_explicit(&pool->unfinished, n_tasks, memory_order_relaxed);
+    atomic_store_explicit(&pool->left, n_tasks, memory_order_release);
     atomic_fetch_add(&pool->epoch, 1);
-    if (atomic_load(&pool->sleepers) > 0) futex_wake_all(&pool->epoch);
+    if (atomic_load(&pool->sleepers) > 0) futex_wake(&pool->epoch, n_tasks - 1);
     run_tasks(pool, 0);
-    wait_for_workers(pool);
+    wait_for_tasks(pool);
 }
 
 /* A logical CPU is counted when it is the first of its core's siblings. */

@@ -2,8 +2,9 @@
  *
  * Workers spin for a short while after a loop, then sleep on a futex, so that the next loop of a busy decode starts in
  * well under a microsecond and an idle program uses no CPU. Tasks are handed out one at a time from an atomic
- * counter: a slow or descheduled core delays only the task it holds. Which thread runs a task must never change
- * its result. One loop at a time per pool; loops don't nest. */
+ * counter, and a loop ends with its last task, whether or not every worker has noticed it: a slow or descheduled core
+ * delays only the task it holds. Which thread runs a task must never change its result. One loop at a time per pool;
+ * loops don't nest. */
 #ifndef ATH_BASE_THREADS_H
 #define ATH_BASE_THREADS_H
 
