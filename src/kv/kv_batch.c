@@ -131,6 +131,16 @@ static void cut_segments(ath_kv *kv, ath_kv_part *part, int64_t row0, int64_t *n
     }
 }
 
+/* A page that is turned to should be zero and resident when its first row comes. Each batch does the share of one page that
+ * its rows are of 128, so that no decode step has it all to do, and one after prefill nothing. */
+static void prepare_pages(ath_kv *kv, int64_t n_rows) {
+    size_t share = n_rows < ATH_PAGE_TOKENS ? (size_t)n_rows : ATH_PAGE_TOKENS;
+    for (int kind = 0; kind < ATH_KV_SINKS; kind++) {
+        size_t bytes = kv->shape.page_bytes[kind];
+        if (bytes > 0) ath_page_prepare(&kv->pool[kind], (bytes * share + ATH_PAGE_TOKENS - 1) / ATH_PAGE_TOKENS);
+    }
+}
+
 static void undo(ath_kv *kv) {
     ath_kv_batch *batch = &kv->batch;
     for (int p = 0; p < batch->n_parts; p++) {
@@ -168,6 +178,7 @@ ath_status ath_kv_begin(ath_kv *kv, const ath_kv_rows *seqs, int n_seqs, ath_err
         cut_segments(kv, part, batch->n_rows, &n_scratch);
         batch->n_rows += part->n_rows;
     }
+    prepare_pages(kv, batch->n_rows);
     ath_kv_encode_due(kv);
     return ATH_OK;
 }

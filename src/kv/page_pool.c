@@ -61,12 +61,21 @@ ath_page *ath_page_take(ath_page_pool *pool) {
     if (!pool->free_list && !pool_grow(pool)) return NULL;
     ath_page *page = pool->free_list;
     pool->free_list = page->next_free;
-    if (page->used_before && !pool->overwritten) memset(page->mem, 0, pool->page_bytes);
+    if (page->used_before && !pool->overwritten) memset(page->mem + page->ready, 0, pool->page_bytes - page->ready);
     page->used_before = true;
+    page->ready = 0;
     page->next_free = NULL;
     page->refs = 1;
     pool->n_in_use++;
     return page;
+}
+
+void ath_page_prepare(ath_page_pool *pool, size_t bytes) {
+    if (pool->overwritten || (!pool->free_list && !pool_grow(pool))) return;
+    ath_page *page = pool->free_list;
+    if (bytes > pool->page_bytes - page->ready) bytes = pool->page_bytes - page->ready;
+    memset(page->mem + page->ready, 0, bytes);
+    page->ready += bytes;
 }
 
 ath_page *ath_page_ref(ath_page_pool *pool, ath_page *page) {

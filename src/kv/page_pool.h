@@ -12,6 +12,7 @@ typedef struct ath_page {
     uint8_t *mem; /* 64-byte aligned */
     int32_t refs;
     bool used_before;
+    size_t ready; /* bytes from its start that are zero and resident */
     struct ath_page *next_free;
 } ath_page;
 
@@ -34,6 +35,8 @@ void ath_page_pool_free(ath_page_pool *pool); /* all pages, held or not */
 
 /* A zeroed page with one reference; NULL if the budget or the memory is used up. */
 ath_page *ath_page_take(ath_page_pool *pool);
+/* Zeroes up to that many bytes of the page that is taken next, and makes them resident: what take needn't do then. */
+void ath_page_prepare(ath_page_pool *pool, size_t bytes);
 ath_page *ath_page_ref(ath_page_pool *pool, ath_page *page); /* returns page */
 void ath_page_unref(ath_page_pool *pool, ath_page *page);
 

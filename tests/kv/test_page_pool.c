@@ -34,6 +34,27 @@ static void pages_are_zero_and_come_back(void **state) {
     ath_page_pool_free(&pool);
 }
 
+/* In pieces or all at once, fresh or used: what is handed out is zero, and the preparation of the next page starts anew. */
+static void pages_are_prepared(void **state) {
+    (void)state;
+    size_t bytes = ath_page_bytes(1000);
+    ath_page_pool pool;
+    ath_page_pool_init(&pool, bytes, 1);
+    for (int round = 0; round < 4; round++) {
+        ath_page_prepare(&pool, 100);
+        ath_page_prepare(&pool, round < 2 ? 50 : 5000);
+        assert_int_equal(pool.n_pages, 1);
+        assert_int_equal(pool.n_in_use, 0);
+        assert_int_equal(pool.free_list->ready, round < 2 ? 150 : bytes);
+        ath_page *page = ath_page_take(&pool);
+        for (size_t b = 0; b < bytes; b++) assert_int_equal(page->mem[b], 0);
+        memset(page->mem, 0xff, bytes);
+        ath_page_prepare(&pool, 100); /* none left */
+        ath_page_unref(&pool, page);
+    }
+    ath_page_pool_free(&pool);
+}
+
 static void references_are_counted(void **state) {
     (void)state;
     ath_page_pool pool;
@@ -69,6 +90,7 @@ static void pages_larger_than_a_slab(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_are_zero_and_come_back),
+        cmocka_unit_test(pages_are_prepared),
         cmocka_unit_test(references_are_counted),
         cmocka_unit_test(pages_larger_than_a_slab),
     };
