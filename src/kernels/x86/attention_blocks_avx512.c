@@ -52,9 +52,9 @@ ATH_INLINE void scores_group(const int n, const ath_block_kind kind, const ath_b
                 ATH_UNROLL
                 for (int h = 0; h < n; h++) {
                     __m512i hq = _mm512_set1_epi32(load_4_bytes(q[h].high + c));
-                    high[h] = _mm512_dpbusd_epi32(high[h], codes[j], hq);
+                    ath_dot_avx512(&high[h], codes[j], hq);
                     __m512i lq = _mm512_set1_epi32(load_4_bytes(q[h].low + c));
-                    low[h] = _mm512_dpbusd_epi32(low[h], codes[j], lq);
+                    ath_dot_avx512(&low[h], codes[j], lq);
                 }
             }
             for (int h = 0; h < n; h++) {
@@ -162,8 +162,8 @@ static void accumulate_column(const block_column *col, const weight_bytes *w, in
         __m512i lw = _mm512_permutexvar_epi32(quads, _mm512_castsi128_si512(lb));
         ATH_UNROLL
         for (int j = 0; j < 8; j++) {
-            high[j] = _mm512_dpbusd_epi32(high[j], col->codes[g][j], hw);
-            low[j] = _mm512_dpbusd_epi32(low[j], col->codes[g][j], lw);
+            ath_dot_avx512(&high[j], col->codes[g][j], hw);
+            ath_dot_avx512(&low[j], col->codes[g][j], lw);
         }
     }
     ATH_UNROLL

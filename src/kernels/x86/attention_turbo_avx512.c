@@ -112,8 +112,8 @@ static void turbo_query(const ath_kv_layout *layout, const uint8_t *page, const 
  * page's end. */
 ATH_INLINE void prefetch_128(const uint8_t *p, intptr_t ahead) {
     const char *at = (const char *)((uintptr_t)p + (uintptr_t)ahead);
-    _mm_prefetch(at, _MM_HINT_T0);
-    _mm_prefetch(at + 64, _MM_HINT_T0);
+    _mm_prefetch(at, _MM_HINT_T1);
+    _mm_prefetch(at + 64, _MM_HINT_T1);
 }
 ATH_INLINE intptr_t distance(const uint8_t *page, const uint8_t *next) {
     return next ? (intptr_t)((uintptr_t)next - (uintptr_t)page) : 0;

@@ -16,9 +16,8 @@ typedef struct column {
     _Alignas(64) float x[128 * 16];
 } column;
 
-/* The transform without signs and scale: first the butterflies inside blocks of 16 channels, then those
- * between blocks. */
-static void hadamard_column(float *x, int dim) {
+/* Butterflies inside blocks of 16 channels. */
+static void hadamard_blocks(float *x, int dim) {
     __m512 v[16];
     for (int c = 0; c < dim; c += 16) {
         for (int i = 0; i < 16; i++) v[i] = _mm512_load_ps(x + (c + i) * 16);
@@ -28,13 +27,44 @@ static void hadamard_column(float *x, int dim) {
         ath_butterflies_avx512(v, 16, 8);
         for (int i = 0; i < 16; i++) _mm512_store_ps(x + (c + i) * 16, v[i]);
     }
-    for (int half = 16; half < dim; half *= 2)
-        for (int c = 0; c < dim; c++) {
-            if (c & half) continue;
-            __m512 a = _mm512_load_ps(x + c * 16), b = _mm512_load_ps(x + (c + half) * 16);
-            _mm512_store_ps(x + c * 16, _mm512_add_ps(a, b));
-            _mm512_store_ps(x + (c + half) * 16, _mm512_sub_ps(a, b));
-        }
+}
+
+/* Channel c of each of n blocks, a constant where it is called, after the butterflies between blocks. */
+ATH_INLINE void join_blocks(const int n, const float *x, int c, __m512 *v) {
+    ATH_UNROLL
+    for (int i = 0; i < n; i++) v[i] = _mm512_load_ps(x + (c + 16 * i) * 16);
+    if (n > 1) ath_butterflies_avx512(v, n, 1);
+    if (n > 2) ath_butterflies_avx512(v, n, 2);
+    if (n > 4) ath_butterflies_avx512(v, n, 4);
+}
+
+/* body(n) for the blocks of a part. */
+#define BLOCKS_DISPATCH(dim, body)                                                                           \
+    do {                                                                                                     \
+        if ((dim) == 128)                                                                                    \
+            body(8);                                                                                         \
+        else if ((dim) == 64)                                                                                \
+            body(4);                                                                                         \
+        else if ((dim) == 32)                                                                                \
+            body(2);                                                                                         \
+        else                                                                                                 \
+            body(1);                                                                                         \
+    } while (0)
+
+ATH_INLINE void hadamard_between(const int n, float *x) {
+    for (int c = 0; c < 16; c++) {
+        __m512 v[8];
+        join_blocks(n, x, c, v);
+        for (int i = 0; i < n; i++) _mm512_store_ps(x + (c + 16 * i) * 16, v[i]);
+    }
+}
+
+/* The transform without signs and scale. */
+static void hadamard_column(float *x, int dim) {
+    hadamard_blocks(x, dim);
+#define BETWEEN(n) hadamard_between(n, x)
+    BLOCKS_DISPATCH(dim, BETWEEN);
+#undef BETWEEN
 }
 
 /* ---- expansion */
@@ -58,18 +88,29 @@ static void load_key_channels(const ath_kv_layout *layout, const uint8_t *page, 
     }
 }
 
+ATH_INLINE void finish_key_blocks(const int n, const float *x, __m512 scale, const float *factor, const float *mean,
+                                  float *out) {
+    for (int c = 0; c < 16; c++) {
+        __m512 v[8];
+        join_blocks(n, x, c, v);
+        ATH_UNROLL
+        for (int i = 0; i < n; i++) {
+            __m512 y = _mm512_mul_ps(_mm512_mul_ps(v[i], scale), _mm512_set1_ps(factor[c + 16 * i]));
+            _mm512_storeu_ps(out + (c + 16 * i) * TOKENS, _mm512_add_ps(y, _mm512_set1_ps(mean[c + 16 * i])));
+        }
+    }
+}
+
 /* From the rotated values of 16 tokens of a part of a K page to the tile. */
 static void finish_key_column(const ath_kv_layout *layout, int part, int group, const key_channels *k,
                               float *x, float *tile) {
     int start = layout->part_start[part], dim = layout->part_dim[part];
-    hadamard_column(x, dim);
     float *out = tile + (int64_t)start * TOKENS + 16 * group;
     __m512 scale = _mm512_set1_ps(ath_rotation_scale(dim));
-    for (int c = 0; c < dim; c++) {
-        __m512 y = _mm512_mul_ps(_mm512_load_ps(x + c * 16), scale);
-        y = _mm512_mul_ps(y, _mm512_set1_ps(k->factor[start + c]));
-        _mm512_storeu_ps(out + c * TOKENS, _mm512_add_ps(y, _mm512_set1_ps(k->mean[start + c])));
-    }
+    hadamard_blocks(x, dim);
+#define FINISH(n) finish_key_blocks(n, x, scale, k->factor + start, k->mean + start, out)
+    BLOCKS_DISPATCH(dim, FINISH);
+#undef FINISH
 }
 
 /* 16 tokens of one part of a K page. */
