@@ -181,7 +181,7 @@ static int isa_mask(const ath_args *args, uint32_t *mask) {
     static const struct {
         const char *name;
         uint32_t mask;
-    } names[] = {{"c", 0},        {"avx2", 1},        {"avx512", 15},
+    } names[] = {{"c", 0},        {"avx2", 1},        {"avx512", 15}, {"amx", 31},
                  {"neon", 0x100}, {"dotprod", 0x300}, {"i8mm", 0x700}};
     const char *text = ATH_ARG_TEXT(args, ISA);
     if (!text) return -1;
@@ -194,7 +194,7 @@ static int isa_mask(const ath_args *args, uint32_t *mask) {
     errno = 0;
     unsigned long long word = strtoull(text, &end, strncasecmp(text, "0x", 2) == 0 ? 16 : 10);
     if (end == text || *end || errno || word > UINT32_MAX)
-        return ath_tool_fail("--isa %.60s: expected c, avx2, avx512, neon, dotprod, i8mm or a number such as 3 or 0x3", text);
+        return ath_tool_fail("--isa %.60s: expected c, avx2, avx512, amx, neon, dotprod, i8mm or a number such as 3 or 0x3", text);
     *mask = (uint32_t)word;
     return -1;
 }

@@ -1,5 +1,5 @@
 /* Attention kernels: everything that touches a page of K or V. The C versions are the specification; all
- * others give the same bits.
+ * others give the same bits, but for matrix products.
  *
  * Shapes: queries q [n][head_dim], already times the scale; scores and weights [n][128], one per token of a
  * page; accumulators acc [n][head_dim]. A page's tokens are 8 groups of 16; [group0, group1) and [lo, hi) are
@@ -25,8 +25,24 @@ typedef struct ath_turbo_query {
     float bias;                                           /* q . mean, added to every score of the page */
 } ath_turbo_query;
 
+/* Products by matrix instructions, out[n][lanes] (+)= a[n][steps] . b[steps][lanes], in the place of scores and accumulate
+ * on f32 tiles: queries with K, weights with V. Operands are packed first, each float as the sum of `parts` bf16: three hold
+ * all its bits, two 16 of them. Close to the f32 product, but not its bits. The bits of a row of out belong to that row
+ * alone, as everywhere. steps and lanes are multiples of 32; out and a when packed have room for a multiple of 32 rows, of
+ * which those behind n are zero in a. */
+enum { ATH_MATRIX_ROWS = 32, ATH_MATRIX_LANES = 32, ATH_SCORE_PARTS = 3, ATH_VALUE_PARTS = 2 };
+typedef struct ath_attn_matrix {
+    void (*begin)(void); /* before and after the products of a thread's task */
+    void (*end)(void);
+    /* parts * n (a multiple of 32) * steps / 2 dwords; parts * steps * lanes / 2 */
+    void (*pack_rows)(const float *a, int n, int steps, int parts, uint32_t *out);
+    void (*pack_steps)(const float *b, int steps, int lanes, int parts, uint32_t *out);
+    void (*product)(const uint32_t *a, const uint32_t *b, int n, int steps, int lanes, int parts, float *out, bool add);
+} ath_attn_matrix;
+
 typedef struct ath_attn_kernels {
     const char *isa;
+    const ath_attn_matrix *matrix; /* NULL: there are no such instructions */
     /* dst[i] = src[i] in f32; by raw type. */
     void (*widen[ATH_KV_RAW_COUNT])(const void *src, float *dst, int64_t n);
     /* Scores against a plain K tile [head_dim][128] of the raw type. */
@@ -71,6 +87,7 @@ void ath_attn_kernels_init(ath_attn_kernels *k, uint32_t flags);
 void ath_attn_kernels_init_c(ath_attn_kernels *k);
 void ath_attn_kernels_init_avx2(ath_attn_kernels *k);
 void ath_attn_kernels_init_avx512(ath_attn_kernels *k);
+void ath_attn_kernels_init_amx(ath_attn_kernels *k);
 void ath_attn_kernels_init_neon(ath_attn_kernels *k);
 void ath_attn_kernels_init_dotprod(ath_attn_kernels *k);
 

@@ -110,13 +110,14 @@ def test_bare_flash_attention():
 def test_instruction_sets(golden):
     model = golden / "qwen3/model.gguf"
     devices = {}
-    for isa in ("c", "0", "avx2", "0x1", "avx512", "15"):
+    for isa in ("c", "0", "avx2", "0x1", "avx512", "15", "amx", "0x1f"):
         code, _, err = call("llama-cli", "-m", model, "-p", "a", "-n", "1", "--isa", isa)
         assert code == 0, err
         (devices[isa],) = re.findall(r"CPU, ([a-z0-9C ]+),", err)
     assert devices["c"] == devices["0"] == "plain C"
     assert devices["avx2"] == devices["0x1"] in ("avx2", "plain C")
-    assert devices["avx512"] == devices["15"]
+    assert devices["avx512"] == devices["15"] and "amx" not in devices["15"]
+    assert devices["amx"] == devices["0x1f"]
     for isa in ("sse2", "", "-1", "0x100000000", "3x"):
         assert "--isa" in fails("llama-cli", "-m", model, "-p", "a", "--isa", isa)
 

@@ -1,5 +1,5 @@
 /* Attention over the paged cache as the device offers it: against a double-precision judge, and bit for bit
- * against itself on other instruction sets, thread counts, batches and chunks. --bench [TYPE ...] prints its
+ * against itself on other instruction sets (but for matrix products), thread counts, batches and chunks. --bench [TYPE ...] prints its
  * speed instead. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,12 +13,14 @@
 #include "attend_fixture.h"
 #include "kernels/cpu_flags.h"
 
-enum { N_DEVICES = 5 };
+/* [0] is plain C; the last two may use matrix instructions, whose products aren't its bits. */
+enum { N_EXACT = 5, MATRIX = N_EXACT, N_DEVICES = N_EXACT + 2, VECTORS = ~ATH_CPU_AMX };
 static const struct {
     uint32_t mask;
     int threads;
-} device_kinds[N_DEVICES] = {{0, 1}, {ATH_CPU_AVX2, 1}, {~0u, 1}, {~0u, 2}, {ATH_CPU_AVX2, 2}};
-static ath_device *devices[N_DEVICES]; /* [0] is plain C */
+} device_kinds[N_DEVICES] = {{0, 1},       {ATH_CPU_AVX2, 1}, {(uint32_t)VECTORS, 1}, {(uint32_t)VECTORS, 2},
+                             {ATH_CPU_AVX2, 2}, {~0u, 1},          {~0u, 2}};
+static ath_device *devices[N_DEVICES];
 
 static int make_devices(void **state) {
     (void)state;
@@ -77,6 +79,17 @@ static double tolerance_of(const attend_config *c, const batch_seq *b) {
     return rounds ? 1.5e-4 : 5e-6;
 }
 
+static void check_matrix(const attend_config *c, const batch_seq *b, const float *q, float *out, float *again) {
+    size_t size = (size_t)(b->n_rows * c->n_heads * c->head_dim_v) * sizeof *out;
+    ath_attn_counters counters = {0};
+    attend(devices[MATRIX], b, 1, q, out, &counters);
+    double error = error_of(b, q, out);
+    if (!(error <= tolerance_of(c, b))) fail_msg("error %g with matrix products: %s", error, describe(c, b));
+    memset(again, 0xff, size);
+    attend(devices[MATRIX + 1], b, 1, q, again, &counters);
+    if (memcmp(out, again, size) != 0) fail_msg("two threads change matrix products: %s", describe(c, b));
+}
+
 /* Against the judge in plain C, then the other devices against plain C. */
 static void check(const attend_config *c, const batch_seq *b) {
     size_t n = (size_t)(b->n_rows * c->n_heads * c->head_dim_v);
@@ -86,7 +99,7 @@ static void check(const attend_config *c, const batch_seq *b) {
     attend(devices[0], b, 1, q, out, &counters);
     double error = error_of(b, q, out);
     if (!(error <= tolerance_of(c, b))) fail_msg("error %g: %s", error, describe(c, b));
-    for (int i = 1; i < N_DEVICES; i++) {
+    for (int i = 1; i < N_EXACT; i++) {
         memset(again, 0xff, n * sizeof *again);
         attend(devices[i], b, 1, q, again, &counters);
         for (size_t j = 0; j < n; j++)
@@ -95,6 +108,7 @@ static void check(const attend_config *c, const batch_seq *b) {
                          ath_device_describe(devices[i]), device_kinds[i].threads, (int)j, (double)out[j],
                          (double)again[j], describe(c, b));
     }
+    check_matrix(c, b, q, out, again);
     free(q);
     free(out);
     free(again);
@@ -237,11 +251,12 @@ static void test_batch_equals_alone(void **state) {
         float *q = random_queries(&c, 45, 5), *out = xmalloc(45 * width * sizeof *out),
               *alone = xmalloc(45 * width * sizeof *out);
         ath_attn_counters counters = {0};
-        for (int d = 2; d < 4; d++) {
+        for (int d = 2; d < N_DEVICES; d++) {
+            if (d == 4) continue; /* AVX2 */
             attend(devices[d], batch, 5, q, out, &counters);
             size_t row = 0;
             for (int i = 0; i < 5; i++) {
-                attend(devices[2], &batch[i], 1, q + row * width_q, alone, &counters);
+                attend(devices[d < N_EXACT ? 2 : MATRIX], &batch[i], 1, q + row * width_q, alone, &counters);
                 expect_same(out + row * width, alone, (size_t)rows[i] * width, "batch",
                             describe(&c, &batch[i]));
                 row += (size_t)rows[i];
@@ -255,8 +270,7 @@ static void test_batch_equals_alone(void **state) {
 }
 
 /* Rows don't depend on the chunk that brings them; with raw types, decode gives the same bits as prefill. */
-static void test_chunks(void **state) {
-    (void)state;
+static void check_chunks(ath_device *dev) {
     static const ath_kv_type types[] = {ATH_KV_F32, ATH_KV_F16, ATH_KV_TURBO3, ATH_KV_Q5_1};
     for (int t = 0; t < 4; t++) {
         attend_config c = {types[t], types[t], 64, 64, 4, 2, t == 1 ? 200 : 0, 0, true};
@@ -267,12 +281,12 @@ static void test_chunks(void **state) {
               *part = xmalloc((size_t)n * width * sizeof *out);
         ath_attn_counters counters = {0};
         batch_seq all = {x, pos0, n};
-        attend(devices[2], &all, 1, q, out, &counters);
+        attend(dev, &all, 1, q, out, &counters);
         int64_t smallest = ath_kv_type_is_raw(types[t]) ? 1 : 2;
         for (int64_t chunk = smallest; chunk < 50; chunk = chunk * 3 + 1)
             for (int64_t at = 0; at + chunk <= n; at += chunk) {
                 batch_seq b = {x, pos0 + at, chunk};
-                attend(devices[2], &b, 1, q + (size_t)at * width_q, part, &counters);
+                attend(dev, &b, 1, q + (size_t)at * width_q, part, &counters);
                 expect_same(part, out + (size_t)at * width, (size_t)chunk * width, "chunk", describe(&c, &b));
             }
         cache_free(x);
@@ -280,6 +294,31 @@ static void test_chunks(void **state) {
         free(out);
         free(part);
     }
+}
+
+static void test_chunks(void **state) {
+    (void)state;
+    check_chunks(devices[2]);
+    check_chunks(devices[MATRIX]);
+}
+
+/* Where the CPU has matrix instructions they are used, and in prefill on encoded pages alone. */
+static void test_where_matrix_products_are(void **state) {
+    (void)state;
+    static const ath_kv_type types[] = {ATH_KV_TURBO3, ATH_KV_Q4_0, ATH_KV_F16};
+    if (!(ath_cpu_flags(~0u) & ATH_CPU_AMX)) skip();
+    for (int t = 0; t < 3; t++)
+        for (int64_t rows = 1; rows <= 2; rows++) {
+            attend_config c = {types[t], types[t], 64, 64, 2, 1, 0, 0, false};
+            batch_seq b = {cache_new(&c, 500 + rows, 7), 500, rows};
+            float *q = random_queries(&c, rows, 5), out[2][256];
+            ath_attn_counters counters = {0};
+            for (int i = 0; i < 2; i++) attend(devices[i ? MATRIX : 2], &b, 1, q, out[i], &counters);
+            bool same = memcmp(out[0], out[1], (size_t)rows * 128 * sizeof(float)) == 0;
+            assert_int_equal(same, rows == 1 || types[t] == ATH_KV_F16);
+            cache_free((cache *)b.cache);
+            free(q);
+        }
 }
 
 static void test_counters(void **state) {
@@ -338,6 +377,7 @@ static void test_encode_op(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
         if (make_devices(NULL)) return 1;
+        bench_device(devices[MATRIX + 1], argc - 2, argv + 2);
         bench_device(devices[4], argc - 2, argv + 2);
         bench_device(devices[3], argc - 2, argv + 2);
         return free_devices(NULL);
@@ -353,6 +393,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_long),
         cmocka_unit_test(test_batch_equals_alone),
         cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_where_matrix_products_are),
         cmocka_unit_test(test_counters),
         cmocka_unit_test(test_encode_op),
     };

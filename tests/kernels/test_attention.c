@@ -479,6 +479,48 @@ static void bench(const char *what) {
     }
 }
 
+/* Matrix products against double precision: the error is one of 16 or 24 bits of each factor. Rows behind n are zero, and a row
+ * doesn't depend on those beside it. */
+static void test_matrix(void **state) {
+    (void)state;
+    static const int shapes[][3] = {{1, 32, 32}, {31, 64, 128}, {33, 128, 64}, {64, 576, 128}, {100, 128, 512}};
+    ath_attn_kernels k;
+    ath_attn_kernels_init(&k, ath_cpu_flags(~0u));
+    if (!k.matrix) skip();
+    k.matrix->begin();
+    for (int i = 0; i < 10; i++) {
+        const int *shape = shapes[i / 2], parts = 2 + i % 2;
+        int n = shape[0], steps = shape[1], lanes = shape[2], room = (n + 31) / 32 * 32;
+        float *a = normals((size_t)(n * steps)), *b = normals((size_t)(steps * lanes)), *out = normals((size_t)(room * lanes));
+        float *before = malloc((size_t)(room * lanes) * sizeof *before), *alone = calloc((size_t)(32 * lanes), sizeof *alone);
+        uint32_t *rows = malloc((size_t)(parts * room * steps / 2) * sizeof *rows),
+                 *columns = malloc((size_t)(parts * steps * lanes / 2) * sizeof *columns);
+        if (!before || !alone || !rows || !columns) abort();
+        memcpy(before, out, (size_t)(room * lanes) * sizeof *out);
+        k.matrix->pack_rows(a, n, steps, parts, rows);
+        k.matrix->pack_steps(b, steps, lanes, parts, columns);
+        k.matrix->product(rows, columns, n, steps, lanes, parts, out, true);
+        for (int r = 0; r < room; r++)
+            for (int l = 0; l < lanes; l++) {
+                double want = (double)before[r * lanes + l], size = fabs(want);
+                for (int s = 0; r < n && s < steps; s++) {
+                    double x = (double)a[r * steps + s] * (double)b[s * lanes + l];
+                    want += x;
+                    size += fabs(x);
+                }
+                double error = fabs((double)out[r * lanes + l] - want);
+                if (!(error <= size * (parts == 2 ? 0x1p-15 : 0x1p-21)))
+                    fail_msg("%d parts, %d x %d x %d: %g of %g at %d, %d", parts, n, steps, lanes, error, size, r, l);
+            }
+        k.matrix->product(rows, columns, n, steps, lanes, parts, out, false);
+        k.matrix->pack_rows(a + (n - 1) * steps, 1, steps, parts, rows);
+        k.matrix->product(rows, columns, 1, steps, lanes, parts, alone, false);
+        same(out + (n - 1) * lanes, alone, (size_t)lanes * sizeof *out, "a row alone", &k, steps, n);
+        free(a), free(b), free(out), free(before), free(alone), free(rows), free(columns);
+    }
+    k.matrix->end();
+}
+
 int main(int argc, char **argv) {
     seed_state = SEED;
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
@@ -491,6 +533,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_plain),        cmocka_unit_test(test_softmax),
         cmocka_unit_test(test_encoded_keys), cmocka_unit_test(test_encoded_values),
         cmocka_unit_test(test_any_blocks),   cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_matrix),
     };
     return cmocka_run_group_tests_name("attention kernels", tests, NULL, NULL);
 }

@@ -65,14 +65,14 @@ def test_passes_of_several_rows_give_the_same_bits(run, kind):
 @pytest.mark.parametrize("file, kind, limit", [("llama/model.gguf", "f16", 1e-4), ("llama/model.gguf", "turbo3", 1e-4),
                                                ("qwen3/model.gguf", "turbo3_tcq", 1e-4), ("llama/model-q8_0.gguf", "turbo3", 1e-3)])
 def test_instruction_sets(run, tmp_path, file, kind, limit):
-    """Plain C, AVX2, AVX-512 without VNNI and VBMI, and all: prefill and decode. What a machine lacks falls back."""
+    """Plain C, AVX2, AVX-512 without VNNI and VBMI, all of it, and AMX: prefill and decode. What a machine lacks falls back."""
     def one(isa):
         stats = tmp_path / "stats.json"
         rows = run(file, kind, "--decode-from", 752, "--isa", isa, "--json-stats", stats, n=768)
         return rows, json.loads(stats.read_text())
     plain, stats = one("c")
     assert "plain C" in stats["device"]
-    for isa, lacks in (("avx2", "avx512"), ("3", "vbmi"), ("avx512", "plain")):
+    for isa, lacks in (("avx2", "avx512"), ("3", "vbmi"), ("avx512", "amx"), ("amx", "plain")):
         rows, stats = one(isa)
         assert lacks not in stats["device"] or platform.machine() != "x86_64"
         assert mean_kld(plain, rows) < limit, stats["device"]

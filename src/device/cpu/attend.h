@@ -25,9 +25,15 @@ typedef struct ath_attn_worker {
     _Alignas(64) float v_tile[ATH_MAX_HEAD_DIM * ATH_PAGE_TOKENS];
     _Alignas(64) float q[ATH_ATTN_VECTORS * ATH_MAX_HEAD_DIM];
     _Alignas(64) float acc[ATH_ATTN_VECTORS * ATH_MAX_HEAD_DIM];
-    _Alignas(64) float scores[ATH_ATTN_HEADS * ATH_PAGE_TOKENS];
+    _Alignas(64) float scores[ATH_MATRIX_ROWS * ATH_PAGE_TOKENS];
     _Alignas(64) float sink_scores[ATH_ATTN_HEADS * ATH_PAGE_TOKENS];
     _Alignas(64) ath_turbo_query turbo[ATH_ATTN_HEADS];
+    struct { /* packed for matrix products */
+        _Alignas(64) uint32_t q[ATH_ATTN_VECTORS * ATH_MAX_HEAD_DIM * ATH_SCORE_PARTS / 2];
+        _Alignas(64) uint32_t k[ATH_MAX_HEAD_DIM * ATH_PAGE_TOKENS * ATH_SCORE_PARTS / 2];
+        _Alignas(64) uint32_t weights[ATH_MATRIX_ROWS * ATH_PAGE_TOKENS * ATH_VALUE_PARTS / 2];
+        _Alignas(64) uint32_t v[ATH_MAX_HEAD_DIM * ATH_PAGE_TOKENS * ATH_VALUE_PARTS / 2];
+    } packed;
 } ath_attn_worker;
 
 struct ath_attn_scratch {
