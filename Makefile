@@ -1,5 +1,5 @@
 # The short way to the scripts: `make` builds into build/, `make test` is ./test, `make demo` is ./demo.
-.PHONY: all test demo clean check-peer check-quality check-memory check-speed check-versus check-windows check-shapes curve
+.PHONY: all test demo clean check-peer check-quality check-memory check-speed check-versus check-windows check-shapes curve vector
 
 all:
 	@. tools/setup.sh && ath_build build
@@ -48,6 +48,10 @@ check-windows:
 
 check-shapes: check-tools
 	$(CHECK) bench/check_shapes.py --athanor $(ATHANOR) --make-model bench/make_model.py
+
+# Logits of a vector set by llama.cpp: make vector NAME=olmoe (tests/models/vector.py).
+vector: check-tools
+	$(CHECK) bench/make_vector.py $(NAME)
 
 .PHONY: check-tools
 check-tools: all

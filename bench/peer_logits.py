@@ -45,11 +45,19 @@ PROMPTS = [
 assert len(PROMPTS) == 50 == len(set(PROMPTS))
 
 
+QUIET = L.llama_log_callback(lambda level, text, user: None)
+
+
 class Peer:
-    def __init__(self, path):
+    """exact: keys and values are kept as f32, and attention is the plain one."""
+
+    def __init__(self, path, exact=False):
+        self.exact = exact
         params = L.llama_model_default_params()
         params.n_gpu_layers = 0
         self.model = L.llama_model_load_from_file(str(path).encode(), params)
+        if not self.model:
+            raise SystemExit(f"llama.cpp doesn't load {path}")
         self.vocab = L.llama_model_get_vocab(self.model)
         self.n_vocab = L.llama_vocab_n_tokens(self.vocab)
 
@@ -63,7 +71,12 @@ class Peer:
         """Yields [rows][n_vocab], batch by batch, of one context."""
         params = L.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_threads, params.n_threads_batch = len(tokens) + 24, BATCH, BATCH, 2, 2
+        if self.exact:
+            params.type_k = params.type_v = 0  # F32
+            params.flash_attn_type = 0
         context = L.llama_init_from_model(self.model, params)
+        if not context:
+            raise SystemExit("llama.cpp makes no context")
         for at in range(0, len(tokens), BATCH):
             part = tokens[at:at + BATCH]
             batch = L.llama_batch_init(len(part), 0, 1)
@@ -197,8 +210,7 @@ def main():
     ap.add_argument("--athanor", required=True, type=pathlib.Path)
     ap.add_argument("--text", required=True, type=pathlib.Path)
     a = ap.parse_args()
-    quiet = L.llama_log_callback(lambda level, text, user: None)
-    L.llama_log_set(quiet, ctypes.c_void_p(0))
+    L.llama_log_set(QUIET, ctypes.c_void_p(0))
     text = a.text.read_text()[:60000]
     ok = True
     for model in a.models:

@@ -53,3 +53,24 @@ def golden():
     if not path.exists():
         pytest.skip(f"no golden models in {path}")
     return path
+
+
+@pytest.fixture(scope="session")
+def made_models(tmp_path_factory):
+    return tmp_path_factory.mktemp("vectors"), {}
+
+
+@pytest.fixture
+def family(request, made_models):
+    """family(name), for tests/models: the vector set of that name, else the golden model (the test is skipped without them)."""
+    from golden import Golden
+    from vector import NAMES, Vector
+
+    def find(name):
+        folder, made = made_models
+        if name not in NAMES:
+            return Golden(request.getfixturevalue("golden") / name)
+        if name not in made:
+            made[name] = Vector(name, folder)
+        return made[name]
+    return find

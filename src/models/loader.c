@@ -442,8 +442,10 @@ void ath_load_layer(ath_loader *in, ath_layer *l, int il) {
 }
 
 void ath_load_head_norms(ath_loader *in, ath_layer *l, int il) {
-    l->q_norm = ath_load_vector(in, l->head_dim_k, 0, "blk.%d.attn_q_norm.weight", il);
-    l->k_norm = ath_load_vector(in, l->head_dim_k, 0, "blk.%d.attn_k_norm.weight", il);
+    bool whole = in->model->qk_norm_whole;
+    int64_t n_q = whole ? l->n_heads : 1, n_k = whole ? l->n_kv_heads : 1;
+    l->q_norm = ath_load_vector(in, n_q * l->head_dim_k, 0, "blk.%d.attn_q_norm.weight", il);
+    l->k_norm = ath_load_vector(in, n_k * l->head_dim_k, 0, "blk.%d.attn_k_norm.weight", il);
 }
 
 void ath_load_post_norms(ath_loader *in, ath_layer *l, int il) {

@@ -79,7 +79,7 @@ struct ath_model {
     int64_t n_ctx_max;    /* learned positions end here; 0: no such limit */
     int64_t n_ff, n_ff_expert,
         n_ff_shared;      /* widths of the widest dense layer, of one expert, of the shared expert */
-    ath_router router;    /* n_experts == 0: dense; bias: see ath_layer */
+    ath_router router;    /* n_experts == 0: dense; bias: see ath_layer; unless load says otherwise softmax, renormalised */
     ath_act act;
     float norm_eps;
     bool qk_norm_whole;   /* q and k norms run over all heads at once */
@@ -289,7 +289,7 @@ void ath_load_layer(ath_loader *in, ath_layer *l, int il);
 void ath_load_parallel_layer(ath_loader *in, ath_layer *l, int il);
 /* Keys and weights of all layers of a model that ath_layer_hybrid evaluates. grouped: see ath_delta_args. */
 void ath_load_hybrid(ath_loader *in, ath_model *m, bool grouped);
-/* One norm of head_dim for all heads of q, another for k. */
+/* One norm of head_dim for all heads of q, another for k; or, with qk_norm_whole, one as wide as all of them. */
 void ath_load_head_norms(ath_loader *in, ath_layer *l, int il);
 /* Norms on the outputs of attention and feed-forward. */
 void ath_load_post_norms(ath_loader *in, ath_layer *l, int il);

@@ -15,10 +15,7 @@ static void olmo2_load(ath_loader *in, ath_model *m) {
     for (int il = 0; il < m->n_layers; il++) {
         ath_layer *l = &m->layers[il];
         ath_load_attention(in, l, il);
-        l->q_norm =
-            ath_load_vector(in, (int64_t)l->n_heads * l->head_dim_k, 0, "blk.%d.attn_q_norm.weight", il);
-        l->k_norm =
-            ath_load_vector(in, (int64_t)l->n_kv_heads * l->head_dim_k, 0, "blk.%d.attn_k_norm.weight", il);
+        ath_load_head_norms(in, l, il);
         ath_load_ffn(in, l, il);
         ath_load_post_norms(in, l, il);
     }

@@ -21,6 +21,7 @@
     X(llama, "llama")                                                                                        \
     X(mistral3, "mistral3")                                                                                  \
     X(olmo2, "olmo2")                                                                                        \
+    X(olmoe, "olmoe")                                                                                        \
     X(phi3, "phi3")                                                                                          \
     X(qwen2, "qwen2")                                                                                        \
     X(qwen2moe, "qwen2moe")                                                                                  \

@@ -4,6 +4,8 @@ import json
 import gguf
 import numpy as np
 
+WINDOWED = {"gemma2": 2, "gemma3": 6, "cohere2": 3, "gpt-oss": 1, "gpt-oss-mxfp4": 2, "gpt-oss-notrunc": 1, "gemma4": 4}
+
 
 class Golden:
     def __init__(self, folder):
@@ -14,6 +16,8 @@ class Golden:
         self.n_vocab = self.info["n_vocab"]
         self.tolerance = self.info["tolerance"]["suggested_max_abs_diff"]
         self.first, self.last = self.info["logits_positions"]
+        self.layers = self.info["config"].get("num_hidden_layers", 2)
+        self.windowed = WINDOWED.get(folder.name, 0)  # layers whose cache stays f16
 
     def reference(self, name="logits.f32"):
         return np.fromfile(self.folder / name, "<f4").reshape(self.info["logits_shape"])

@@ -8,14 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from golden import Golden, copy_model, logits, mean_kld
+from golden import copy_model, logits, mean_kld
+from test_golden import LONG, MODELS
 
 N_TOKENS = 1024
-WINDOW_16 = {"gemma2": 2, "gemma3": 6, "cohere2": 3, "gpt-oss": 1, "gpt-oss-mxfp4": 2, "gemma4": 4}  # layers that stay f16
-FAMILIES = ["llama", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "qwen3moe", "qwen2moe", "phi3", "phi3-longrope",
-            "ministral3", "granite", "glm4", "smollm3", "olmo2", "starcoder2", "command-r", "cohere2", "gpt2", "gpt-oss",
-            "gpt-oss-mxfp4", "deepseek2", "deepseek3", "gemma4", "qwen35", "qwen35moe",
-            "qwen3next"]
 MAX_KLD = 0.5
 
 
@@ -25,9 +21,9 @@ def with_more_positions(source, target, n):
                       np.resize(data, (n, data.shape[1])) if name == "position_embd.weight" else data)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_turbo3(name, golden, athanor_release, tmp_path, record_property):
-    model = Golden(golden / name)
+@pytest.mark.parametrize("name", [m for m in MODELS if m not in LONG])
+def test_turbo3(name, family, athanor_release, tmp_path, record_property):
+    model = family(name)
     path = model.model if name != "gpt2" else with_more_positions(model.model, tmp_path / "gpt2.gguf", N_TOKENS)
     tokens = model.shuffled(N_TOKENS)
     summary = []
@@ -42,7 +38,7 @@ def test_turbo3(name, golden, athanor_release, tmp_path, record_property):
     found = re.search(r"K (.*), V (.*); ([0-9.]+) % of the rows read were compressed", summary[-1])
     record_property("mean KLD", kld)
     print(f"{name}: mean KLD {kld:.3g} against the f32 cache, {found[3]} % of the rows read were compressed")
-    full, windowed = int(model.info["config"].get("num_hidden_layers", 0)) or 2, WINDOW_16.get(name, 0)
+    full, windowed = model.layers, model.windowed
     if windowed > full - windowed:
         types = f"f16 + turbo3 x{full - windowed}"
     else:

@@ -1,4 +1,4 @@
-"""Golden logits: models whose exact logits an independent implementation has written down.
+"""Golden logits: models whose exact logits an independent implementation has written down (a folder of golden models, and vector.py).
 
 Each model in one shot, token by token, and in chunks of 1, 7 and 64 rows, with f32 and f16 cache. The limits are those
 of the golden models' README: any structural mistake is an error of order 1.
@@ -6,12 +6,13 @@ of the golden models' README: any structural mistake is an error of order 1.
 import numpy as np
 import pytest
 
+import vector
 from golden import Golden, logits, mean_kld
 
 MODELS = ["llama", "llama3-rope", "llama-long", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-yarn", "qwen3-long", "gemma3",
           "gemma", "gemma2", "qwen3moe", "qwen2moe", "phi3", "phi3-longrope", "ministral3", "granite", "glm4", "smollm3",
           "olmo2", "starcoder2", "command-r", "cohere2", "gpt2", "gpt-oss", "gpt-oss-mxfp4", "gpt-oss-notrunc", "deepseek2", "deepseek3",
-          "gemma4", "qwen35", "qwen35moe", "qwen3next"]
+          "gemma4", "qwen35", "qwen35moe", "qwen3next"] + vector.NAMES
 LONG = {"llama-long", "qwen3-long"}
 # Activations are rounded to 8 bits for these products, and a router's choice may flip: the limits of the README's row.
 QUANTISED = {"gpt-oss-mxfp4": (2, 5e-3)}
@@ -34,8 +35,8 @@ def last_rows(model):
 
 @pytest.mark.parametrize("ubatch", [512, 64, 7, 1])
 @pytest.mark.parametrize("name", MODELS)
-def test_f32_cache(name, ubatch, golden, athanor, athanor_release, tmp_path):
-    model = Golden(golden / name)
+def test_f32_cache(name, ubatch, family, athanor, athanor_release, tmp_path):
+    model = family(name)
     if name in LONG and ubatch == 1:
         pytest.skip("2304 single-row passes: covered by chunks of 7 and by the short models")
     program = athanor_release if name in LONG else athanor
@@ -49,9 +50,9 @@ def test_f32_cache(name, ubatch, golden, athanor, athanor_release, tmp_path):
 
 
 @pytest.mark.parametrize("name", [m for m in MODELS if m not in LONG])
-def test_three_sequences_of_different_length(name, golden, athanor, tmp_path):
+def test_three_sequences_of_different_length(name, family, athanor, tmp_path):
     """The golden ids, and what is left of them without the first 17 and 34, side by side."""
-    model = Golden(golden / name)
+    model = family(name)
     def run(tokens, *flags):
         return logits(athanor, model.model, tokens, tmp_path, *F32, *flags, n_vocab=model.n_vocab)
     got = run(model.tokens, "-ub", 21, "--seqs", 3, "--shift", 17)
@@ -64,8 +65,8 @@ def test_three_sequences_of_different_length(name, golden, athanor, tmp_path):
 
 @pytest.mark.parametrize("ubatch", [512, 7, 1])
 @pytest.mark.parametrize("name", [m for m in MODELS if m not in LONG and m not in QUANTISED])
-def test_f16_cache(name, ubatch, golden, athanor, tmp_path):
-    model = Golden(golden / name)
+def test_f16_cache(name, ubatch, family, athanor, tmp_path):
+    model = family(name)
     got = logits(athanor, model.model, model.tokens, tmp_path, "-ub", ubatch, n_vocab=model.n_vocab)
     compare(model, got, F16_LIMIT.get(name, 0.03), 1e-5)
 
