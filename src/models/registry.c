@@ -8,6 +8,7 @@
     X(cohere2, "cohere2")                                                                                    \
     X(command_r, "command-r")                                                                                \
     X(deepseek2, "deepseek2")                                                                                \
+    X(exaone4, "exaone4")                                                                                    \
     X(gemma, "gemma")                                                                                        \
     X(gemma2, "gemma2")                                                                                      \
     X(gemma3, "gemma3")                                                                                      \
