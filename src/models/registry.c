@@ -31,6 +31,7 @@
     X(qwen3next, "qwen3next")                                                                                \
     X(qwen35, "qwen35")                                                                                      \
     X(qwen35, "qwen35moe")                                                                                   \
+    X(seed_oss, "seed_oss")                                                                                  \
     X(smollm3, "smollm3")                                                                                    \
     X(starcoder2, "starcoder2")
 
