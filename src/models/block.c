@@ -46,13 +46,14 @@ static void scale_queries(const ath_model *m, ath_pass *p, int64_t n) {
     ath_op_scale_rows(p->dev, p->q, p->row_scale, n, p->rows);
 }
 
-/* q, or k, of a layer from its projection: norm per head, rotation. */
+/* q, or k, of a layer from its projection: norm, rotation. */
 static void finish_heads(const ath_model *m, const ath_pass *p, const ath_layer *l, float *x,
                          const float *norm, int n_heads) {
-    norm_heads(m, p, x, norm, l->head_dim_k, n_heads);
+    if (!m->qk_norm_last) norm_heads(m, p, x, norm, l->head_dim_k, n_heads);
     const ath_rope *rope = l->rope;
     if (p->long_context && rope == &m->rope[ATH_ROPE_FULL]) rope = &m->rope[ATH_ROPE_LONG];
     if (rope) ath_op_rope(p->dev, rope, x, p->pos, n_heads, l->head_dim_k, p->rows);
+    if (m->qk_norm_last) norm_heads(m, p, x, norm, l->head_dim_k, n_heads);
 }
 
 /* Gated queries come into scratch, and their gates behind them. */

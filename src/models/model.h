@@ -83,6 +83,7 @@ struct ath_model {
     ath_act act;
     float norm_eps;
     bool qk_norm_whole;   /* q and k norms run over all heads at once */
+    bool qk_norm_last;    /* q and k norms come after the rotation */
     bool v_norm;          /* each head of v gets an RMS norm without weight */
     float attn_scale;     /* 0: 1/sqrt(head_dim) */
     float attn_softcap;   /* 0: none */

@@ -19,6 +19,8 @@
     X(gpt_oss, "gpt-oss")                                                                                    \
     X(granite, "granite")                                                                                    \
     X(granite, "granitemoe")                                                                                 \
+    X(hunyuan, "hunyuan-dense")                                                                              \
+    X(hunyuan, "hunyuan-moe")                                                                                \
     X(llama, "ernie4_5")                                                                                     \
     X(llama, "internlm2")                                                                                    \
     X(llama, "llama")                                                                                        \
