@@ -98,6 +98,8 @@ void ath_op_add_bias(ath_device *dev, float *x, const float *bias, int64_t n, in
 void ath_op_add_expert_bias(ath_device *dev, float *x, const float *bias, const int32_t *expert, int64_t n, int64_t pairs);
 /* x += y, n values in all */
 void ath_op_add(ath_device *dev, float *x, const float *y, int64_t n);
+/* x *= y, n values in all */
+void ath_op_multiply(ath_device *dev, float *x, const float *y, int64_t n);
 /* x *= factor, n values in all */
 void ath_op_scale(ath_device *dev, float *x, float factor, int64_t n);
 /* x[row][n] *= factor[row] */

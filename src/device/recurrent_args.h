@@ -21,7 +21,7 @@ typedef struct ath_state_seq { /* one sequence's rows of the batch */
     int n_runs;
 } ath_state_seq;
 
-/* Causal convolution of each channel by itself, over the last n_taps rows of a sequence, then SiLU:
+/* Causal convolution of each channel by itself, over the last n_taps rows of a sequence, and then SiLU if asked for:
  *     x[t][c] = silu(sum over j of weight[j][c] * x[t - n_taps + 1 + j][c])         in the order of j
  * State: the n_taps - 1 inputs before, [n_taps - 1][n]. */
 typedef struct ath_conv_args {
@@ -32,6 +32,7 @@ typedef struct ath_conv_args {
     const ath_state_seq *seqs;
     int n_seqs;
     int64_t state_at; /* floats in the layer's state before this one */
+    bool silu;
 } ath_conv_args;
 enum { ATH_MAX_TAPS = 16 };
 

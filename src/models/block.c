@@ -200,12 +200,16 @@ void ath_layer_attention(const ath_model *m, ath_pass *p, int il) {
     ath_block_add(m, p);
 }
 
-void ath_layer_sequential(const ath_model *m, ath_pass *p, int il) {
+void ath_layer_feed_forward(const ath_model *m, ath_pass *p, int il) {
     const ath_layer *l = &m->layers[il];
-    ath_layer_attention(m, p, il);
     ath_block_ffn(m, p, il, ath_block_norm(m, p, p->x, &l->ffn_norm, p->h, p->rows));
     ath_block_norm(m, p, p->proj, &l->post_ffn_norm, p->proj, p->rows);
     ath_block_add(m, p);
+}
+
+void ath_layer_sequential(const ath_model *m, ath_pass *p, int il) {
+    ath_layer_attention(m, p, il);
+    ath_layer_feed_forward(m, p, il);
 }
 
 void ath_layer_parallel(const ath_model *m, ath_pass *p, int il) {

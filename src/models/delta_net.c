@@ -38,14 +38,6 @@ static void load_shape(ath_loader *in, delta_net *d) {
     d->n_k_heads = (int)n_k, d->n_v_heads = (int)n_v, d->head_dim = (int)dim, d->n_taps = (int)taps;
 }
 
-/* [n][n_taps] to [n_taps][n]. */
-static float *transposed(ath_loader *in, const float *x, int64_t n, int n_taps) {
-    float *y = x ? ath_load_alloc(in, (size_t)(n * n_taps), sizeof *y) : NULL;
-    for (int64_t c = 0; y && c < n; c++)
-        for (int tap = 0; tap < n_taps; tap++) y[tap * n + c] = x[c * n_taps + tap];
-    return y;
-}
-
 static void load_gate_logits(ath_loader *in, delta_net *d, int il) {
     int64_t n_embd = in->model->n_embd;
     ath_load_matrix(in, &d->beta_alpha, n_embd, 2 * d->n_v_heads, 1, ATH_LOAD_OPTIONAL, "blk.%d.ssm_ba.weight", il);
@@ -66,8 +58,7 @@ static void load_delta_net(ath_loader *in, ath_layer *l, delta_net *d, int il, b
     ath_load_matrix(in, &d->z, n_embd, values, 1, 0, "blk.%d.attn_gate.weight", il);
     ath_load_matrix(in, &d->out, values, n_embd, 1, 0, "blk.%d.ssm_out.weight", il);
     load_gate_logits(in, d, il);
-    const float *conv = ath_load_vectors(in, d->n_taps, channels, 0, "blk.%d.ssm_conv1d.weight", il);
-    d->conv = transposed(in, conv, channels, d->n_taps);
+    d->conv = ath_load_conv(in, d->n_taps, channels, "blk.%d.ssm_conv1d.weight", il);
     d->rate = ath_load_vector(in, d->n_v_heads, 0, "blk.%d.ssm_a", il);
     d->dt_bias = ath_load_vector(in, d->n_v_heads, 0, "blk.%d.ssm_dt.bias", il);
     d->norm = ath_load_vector(in, d->head_dim, 0, "blk.%d.ssm_norm.weight", il);
@@ -161,6 +152,7 @@ static void mix(const ath_model *m, ath_pass *p, int il, const float *h) {
                                          .n_taps = d->n_taps,
                                          .weight = d->conv,
                                          .x = a.qkv,
+                                         .silu = true,
                                          .seqs = seqs,
                                          .n_seqs = n_seqs});
     ath_op_delta_rule(p->dev, &(ath_delta_args){.n_k_heads = d->n_k_heads,
@@ -194,6 +186,5 @@ void ath_layer_hybrid(const ath_model *m, ath_pass *p, int il) {
     } else {
         ath_layer_attention(m, p, il);
     }
-    ath_block_ffn(m, p, il, ath_block_norm(m, p, p->x, &l->ffn_norm, p->h, p->rows));
-    ath_block_add(m, p);
+    ath_layer_feed_forward(m, p, il);
 }

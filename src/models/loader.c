@@ -133,6 +133,14 @@ float *ath_load_vectors(ath_loader *in, int64_t width, int64_t n_vectors, unsign
     return x;
 }
 
+float *ath_load_conv(ath_loader *in, int n_taps, int64_t n, const char *format, int il) {
+    const float *x = ath_load_vectors(in, n_taps, n, 0, format, il);
+    float *y = x ? ath_load_alloc(in, (size_t)(n * n_taps), sizeof *y) : NULL;
+    for (int64_t c = 0; y && c < n; c++)
+        for (int tap = 0; tap < n_taps; tap++) y[tap * n + c] = x[c * n_taps + tap];
+    return y;
+}
+
 float *ath_load_vector(ath_loader *in, int64_t n, unsigned flags, const char *format, int il) {
     return ath_load_vectors(in, n, 1, flags, format, il);
 }
@@ -236,26 +244,29 @@ void ath_load_rows(ath_loader *in, ath_weight *w, int64_t n_embd, int64_t n_rows
     in->model->weight_bytes = counted;
 }
 
-/* ---- the usual groups */
-
-static void load_fused_qkv(ath_loader *in, ath_layer *l, const ath_gguf_tensor *t, const char *name, int64_t n_q,
-                           int64_t n_k, int64_t n_v) {
-    if (!check_shape(in, t, name, in->model->n_embd, n_q + n_k + n_v, 1) || !check_decodable(in, t, name)) return;
-    in->model->n_params += (uint64_t)(t->ne[0] * t->ne[1]);
-    init_rows(in, &l->wq, t, 0, n_q, 1, 0);
-    init_rows(in, &l->wk, t, n_q, n_k, 1, 0);
-    init_rows(in, &l->wv, t, n_q + n_k, n_v, 1, 0);
-    release(in, &l->wv, t);
+void ath_load_parts(ath_loader *in, ath_weight *const *w, const int64_t *n_out, int n, int64_t n_in, const char *format,
+                    int il) {
+    char name[128];
+    const ath_gguf_tensor *t = find(in, 0, format, il, name);
+    int64_t rows = 0, row = 0;
+    for (int i = 0; i < n; i++) rows += n_out[i];
+    if (!t || !check_shape(in, t, name, n_in, rows, 1) || !check_decodable(in, t, name)) return;
+    in->model->n_params += (uint64_t)(n_in * rows);
+    if (in->params->check_tensors) check_finite(in, t, name);
+    for (int i = 0; i < n; row += n_out[i++]) init_rows(in, w[i], t, row, n_out[i], 1, 0);
+    release(in, w[n - 1], t);
 }
+
+/* ---- the usual groups */
 
 void ath_load_attention(ath_loader *in, ath_layer *l, int il) {
     int64_t n_embd = in->model->n_embd;
     int64_t n_q = (int64_t)l->n_heads * l->head_dim_k * (l->gated ? 2 : 1);
     int64_t n_k = (int64_t)l->n_kv_heads * l->head_dim_k, n_v = (int64_t)l->n_kv_heads * l->head_dim_v;
     char name[128];
-    const ath_gguf_tensor *fused = find(in, ATH_LOAD_OPTIONAL, "blk.%d.attn_qkv.weight", il, name);
-    if (fused) {
-        load_fused_qkv(in, l, fused, name, n_q, n_k, n_v);
+    if (find(in, ATH_LOAD_OPTIONAL, "blk.%d.attn_qkv.weight", il, name)) {
+        ath_load_parts(in, (ath_weight *[]){&l->wq, &l->wk, &l->wv}, (int64_t[]){n_q, n_k, n_v}, 3, n_embd,
+                       "blk.%d.attn_qkv.weight", il);
         float *bias = ath_load_vector(in, n_q + n_k + n_v, ATH_LOAD_OPTIONAL, "blk.%d.attn_qkv.bias", il);
         if (bias) l->bq = bias, l->bk = bias + n_q, l->bv = bias + n_q + n_k;
     } else {
@@ -278,15 +289,10 @@ void ath_load_plain_ffn(ath_loader *in, ath_layer *l, int il) {
     l->ffn.b_down = ath_load_vector(in, n_embd, ATH_LOAD_OPTIONAL, "blk.%d.ffn_down.bias", il);
 }
 
-static void load_fused_ffn(ath_loader *in, ath_layer *l, const ath_gguf_tensor *t, const char *name, int il) {
+static void load_fused_ffn(ath_loader *in, ath_layer *l, int il) {
     int64_t n_embd = in->model->n_embd, n_ff = l->n_ff;
     ath_ffn *f = &l->ffn;
-    if (!check_decodable(in, t, name)) return;
-    in->model->n_params += (uint64_t)(t->ne[0] * t->ne[1]);
-    if (in->params->check_tensors) check_finite(in, t, name);
-    init_rows(in, &f->gate, t, 0, n_ff, 1, 0);
-    init_rows(in, &f->up, t, n_ff, n_ff, 1, 0);
-    release(in, &f->up, t);
+    ath_load_parts(in, (ath_weight *[]){&f->gate, &f->up}, (int64_t[]){n_ff, n_ff}, 2, n_embd, "blk.%d.ffn_up.weight", il);
     ath_load_matrix(in, &f->down, n_ff, n_embd, 1, 0, "blk.%d.ffn_down.weight", il);
     f->b_gate = ath_load_vector(in, 2 * n_ff, ATH_LOAD_OPTIONAL, "blk.%d.ffn_up.bias", il);
     f->b_up = f->b_gate ? f->b_gate + n_ff : NULL;
@@ -298,7 +304,7 @@ void ath_load_ffn(ath_loader *in, ath_layer *l, int il) {
     char name[128];
     const ath_gguf_tensor *up = find(in, 0, "blk.%d.ffn_up.weight", il, name);
     if (up && up->ne[0] == n_embd && up->ne[1] == 2 * n_ff && up->ne[2] == 1 && up->ne[3] == 1) {
-        load_fused_ffn(in, l, up, name, il);
+        load_fused_ffn(in, l, il);
         return;
     }
     ath_load_matrix(in, &l->ffn.gate, n_embd, n_ff, 1, 0, "blk.%d.ffn_gate.weight", il);
@@ -546,7 +552,10 @@ static void load_ends(ath_loader *in) {
     size_t counted = m->weight_bytes;
     init_rows(in, &m->embd, embd, 0, m->n_vocab, 1, ATH_LOAD_UNPACKED);
     m->weight_bytes = counted;
-    m->output_norm = ath_load_norm(in, m->n_embd, "output_norm", 0);
+    /* LFM2's files have the last norm under a name that says it were the first. */
+    bool misnamed = !find(in, ATH_LOAD_OPTIONAL, "output_norm.weight", 0, name) &&
+                    find(in, ATH_LOAD_OPTIONAL, "token_embd_norm.weight", 0, name);
+    m->output_norm = ath_load_norm(in, m->n_embd, misnamed ? "token_embd_norm" : "output_norm", 0);
 }
 
 void ath_load_drop_predicting_layers(ath_loader *in) {

@@ -215,6 +215,11 @@ ath_norm ath_load_norm(ath_loader *in, int64_t n, const char *name, int il);
  * "X.weight" is a factor on its products, one for all experts or one for each. */
 void ath_load_matrix(ath_loader *in, ath_weight *w, int64_t n_in, int64_t n_out, int64_t n_experts, unsigned flags,
                      const char *name, int il);
+/* Several matrices that follow one another in the rows of one tensor; n_out [n]: rows of each. */
+void ath_load_parts(ath_loader *in, ath_weight *const *w, const int64_t *n_out, int n, int64_t n_in, const char *name,
+                    int il);
+/* The weights of a causal convolution as ath_conv_args has them: [n_taps][n]. */
+float *ath_load_conv(ath_loader *in, int n_taps, int64_t n, const char *name, int il);
 /* A table of n_rows rows of n_embd values that rows are taken from: stays in the file's layout. */
 void ath_load_rows(ath_loader *in, ath_weight *w, int64_t n_embd, int64_t n_rows, const char *name);
 /* A matrix that was made: n_experts of n_out rows of n_in floats, which live as long as the model. */
@@ -278,7 +283,8 @@ void ath_block_add(const ath_model *m, ath_pass *p); /* x += residual_scale * pr
 /* The layers that most decoders share; experts where the model has them.
  *     x += norm(attention(norm(x)));  x += norm(feed_forward(norm(x)))     each norm where the layer has it */
 void ath_layer_sequential(const ath_model *m, ath_pass *p, int il);
-void ath_layer_attention(const ath_model *m, ath_pass *p, int il); /* the first half of it */
+void ath_layer_attention(const ath_model *m, ath_pass *p, int il);    /* the first half of it */
+void ath_layer_feed_forward(const ath_model *m, ath_pass *p, int il); /* the second */
 /*     x += attention(h) + feed_forward(h)                                  h = norm(x) */
 void ath_layer_parallel(const ath_model *m, ath_pass *p, int il);
 /* The layers of delta_net.c:

@@ -21,6 +21,8 @@
     X(granite, "granitemoe")                                                                                 \
     X(hunyuan, "hunyuan-dense")                                                                              \
     X(hunyuan, "hunyuan-moe")                                                                                \
+    X(lfm2, "lfm2")                                                                                          \
+    X(lfm2, "lfm2moe")                                                                                       \
     X(llama, "ernie4_5")                                                                                     \
     X(llama, "internlm2")                                                                                    \
     X(llama, "llama")                                                                                        \

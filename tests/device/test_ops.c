@@ -283,6 +283,9 @@ static void test_sums(void **unused) {
     ath_op_add(dev, z, x, N * ROWS);
     for (int i = 0; i < N * ROWS; i++) assert_true(z[i] == y[i] + x[i]);
     memcpy(z, y, sizeof z);
+    ath_op_multiply(dev, z, x, N * ROWS);
+    for (int i = 0; i < N * ROWS; i++) assert_true(z[i] == y[i] * x[i]);
+    memcpy(z, y, sizeof z);
     ath_op_add_bias(dev, z, x, N, ROWS);
     for (int i = 0; i < N * ROWS; i++) assert_true(z[i] == y[i] + x[i % N]);
     ath_op_mix_experts(dev, x, w, USED, z, N, ROWS);

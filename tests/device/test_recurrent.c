@@ -59,7 +59,8 @@ static void free_states(float **states) {
     free(states);
 }
 
-static void check_conv(const float *x, const float *y, const float *weight, const float *from, int n, int n_taps) {
+static void check_conv(const float *x, const float *y, const float *weight, const float *from, int n, int n_taps,
+                       bool silu) {
     for (int row = 0; row < ROWS; row++) {
         for (int c = 0; c < n; c++) {
             double sum = 0;
@@ -70,7 +71,7 @@ static void check_conv(const float *x, const float *y, const float *weight, cons
                                            : 0;
                 sum += in * (double)weight[tap * n + c];
             }
-            assert_true(fabs((double)y[row * n + c] - sum / (1 + exp(-sum))) < 2e-6);
+            assert_true(fabs((double)y[row * n + c] - (silu ? sum / (1 + exp(-sum)) : sum)) < 2e-6);
         }
     }
 }
@@ -83,17 +84,18 @@ static void test_conv(void **unused) {
     fill(from, 3 + ATH_MAX_TAPS * MAX_CHANNELS, 2);
     float **states = new_states(3 + ATH_MAX_TAPS * MAX_CHANNELS);
     static const int widths[] = {1, 128, 130, 600}, steps[] = {ROWS, 1, 2, 5}, taps[] = {4, 1, 2, ATH_MAX_TAPS};
-    for (int i = 0; i < 16; i++) {
-        int n = widths[i % 4], n_taps = taps[i / 4], kept = (n_taps - 1) * n;
+    for (int i = 0; i < 32; i++) {
+        int n = widths[i % 4], n_taps = taps[i / 4 % 4], kept = (n_taps - 1) * n;
+        bool silu = i < 16;
         for (int variant = 0; variant < 4; variant++) {
             ath_device *dev = start(1 + variant % 3);
             ath_state_seq seqs[2];
             ath_state_run runs[2 * ROWS];
             cut(seqs, runs, states, from, steps[variant]);
             memcpy(y, x, sizeof y);
-            ath_op_conv(dev, &(ath_conv_args){n, n_taps, weight, y, seqs, 2, 3});
+            ath_op_conv(dev, &(ath_conv_args){n, n_taps, weight, y, seqs, 2, 3, silu});
             if (variant == 0) {
-                check_conv(x, y, weight, from, n, n_taps);
+                check_conv(x, y, weight, from, n, n_taps, silu);
                 memcpy(first_y, y, sizeof y);
             }
             assert_memory_equal(y, first_y, (size_t)(ROWS * n) * sizeof *y);

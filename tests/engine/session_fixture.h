@@ -17,7 +17,7 @@
 
 enum { N_VOCAB = 320, N_TEXTS = 4, TEXT_TOKENS = 2048, N_UBATCH = 1024 }; /* N_VOCAB: of all golden models */
 
-/* Model file below data/golden, and the type of both sides of the cache. */
+/* Model file below data/golden, or a whole path, and the type of both sides of the cache. */
 typedef struct test_case {
     const char *model, *type;
 } test_case;
@@ -72,6 +72,7 @@ static inline ath_engine *open_engine_at(const char *path, int n_threads, int n_
 }
 
 static inline ath_engine *open_engine(const char *model) {
+    if (model[0] == '/') return open_engine_at(model, 2, N_UBATCH);
     need_golden();
     char path[1024];
     snprintf(path, sizeof path, "%s/%s", golden_folder(), model);

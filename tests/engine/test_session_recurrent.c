@@ -1,5 +1,7 @@
 /* Models with recurrent layers: logits are, bit for bit, those of a straight run, in batches, after rollbacks, forks and
- * cuts; and sequences that were saved as bytes go on as if they had not been, in every kind of model. */
+ * cuts; and sequences that were saved as bytes go on as if they had not been, in every kind of model.
+ *
+ * Golden models; `test_session_recurrent FILE` takes another one (tests/models/test_hybrids.py). */
 #include "engine/session_fixture.h"
 
 static const test_case hybrids[] = {
@@ -191,7 +193,21 @@ static void test_saved_sequences_are_refused(void **state) {
     ath_engine_close(&other);
 }
 
-int main(void) {
+static void test_given_model(void **state) {
+    static const char *const types[] = {"f32", "turbo3"};
+    for (int i = 0; i < 2; i++) {
+        test_case c = {*state, types[i]};
+        in_one_batch(&c);
+        rollback(&c);
+        goes_on(&c);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2) {
+        const struct CMUnitTest given[] = {cmocka_unit_test_prestate(test_given_model, argv[1])};
+        return cmocka_run_group_tests_name("session_recurrent", given, fill, NULL);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_in_one_batch),          cmocka_unit_test(test_rollback),
         cmocka_unit_test(test_forks),                 cmocka_unit_test(test_saved_sequences_go_on),

@@ -2,10 +2,13 @@
 rollbacks and saved sequences: tests/kv/test_kv_recurrent.c, tests/engine/test_session_recurrent.c.)
 """
 import json
+import subprocess
 
 import numpy as np
 import pytest
 
+import vector
+from conftest import BUILD
 from golden import Golden, copy_model, logits
 
 F32 = ("-ctk", "f32", "-ctv", "f32")
@@ -59,3 +62,10 @@ def test_inspect(athanor, golden):
     assert j["cache"]["turbo3"]["type_k"] == "turbo3"
     text = athanor("inspect", golden / "qwen35/model.gguf").stdout.decode()
     assert "3 layers with a recurrent state of 70.0 KiB\n" in text and "1 layer with a full cache: head_dim 128" in text
+
+
+@pytest.mark.parametrize("name", [name for name in vector.NAMES if vector.recipe(name).get("recurrent")])
+def test_states_rollbacks_and_saved_sequences(name, family):
+    """Bitwise, as test_session_recurrent.c does it with golden models."""
+    done = subprocess.run([BUILD / "tests/test_session_recurrent", family(name).model], capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr.decode() + done.stdout.decode()

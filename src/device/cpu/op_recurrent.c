@@ -49,7 +49,7 @@ static void conv_task(void *arg, int64_t task, int thread) {
     for (int run = 0; run < seq->n_runs; run++) {
         for (int64_t row = 0; row < seq->runs[run].n_rows; row++, x += a->n) {
             conv_row(a, a->weight + first, x, n, &window);
-            r->gate_silu(x, ones, n);
+            if (a->silu) r->gate_silu(x, ones, n);
         }
         for (int i = 0; i < n_kept; i++)
             memcpy(seq->runs[run].to + a->state_at + i * a->n + first, window.x[(window.next + 1 + i) % a->n_taps],

@@ -172,6 +172,17 @@ void ath_op_add(ath_device *dev, float *x, const float *y, int64_t n) {
     ath_parallel_ranges(dev, add_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK / 4);
 }
 
+static void multiply_range(void *arg, int64_t begin, int64_t end) {
+    const sum_run *r = arg;
+    int64_t last = end * CHUNK < r->n ? end * CHUNK : r->n;
+    for (int64_t i = begin * CHUNK; i < last; i++) r->x[i] *= r->y[i];
+}
+
+void ath_op_multiply(ath_device *dev, float *x, const float *y, int64_t n) {
+    sum_run r = {x, y, n};
+    ath_parallel_ranges(dev, multiply_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK / 4);
+}
+
 static void scale_range(void *arg, int64_t begin, int64_t end) {
     const sum_run *r = arg;
     int64_t last = end * CHUNK < r->n ? end * CHUNK : r->n;
