@@ -1,6 +1,9 @@
 /* base: half floats against exact arithmetic, the thread pool under load, file maps. */
 #include <math.h>
+#include <poll.h>
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <sched.h>
@@ -80,6 +83,49 @@ static void threads_run_every_task_once(void **state) {
     ath_threads_free(pool);
     ath_error err;
     assert_int_equal(ath_threads_create(&pool, 0, &usual, &err), ATH_ERR_ARGUMENT);
+}
+
+static int held_by[2]; /* a pipe */
+static _Atomic bool is_held;
+static pthread_t held_thread;
+
+/* Two seconds at most, so that a pool that waits for the thread fails and doesn't hang. */
+static void hold_thread(int signal) {
+    (void)signal;
+    is_held = true;
+    struct pollfd released = {.fd = held_by[0], .events = POLLIN};
+    poll(&released, 1, 2000);
+    is_held = false;
+}
+
+static void see_thread(void *arg, int64_t task, int thread) {
+    (void)task;
+    if (thread == 1) held_thread = pthread_self();
+    if (thread == 1) *(_Atomic bool *)arg = true;
+    usleep(1000);
+}
+
+/* A worker that gets no time, and holds no task, keeps nobody waiting. */
+static void loops_end_without_a_worker_that_is_held(void **state) {
+    (void)state;
+    const ath_placement usual = {.poll = 50};
+    ath_threads *pool;
+    _Atomic bool seen = false;
+    struct count count = {0};
+    assert_int_equal(pipe(held_by), 0);
+    signal(SIGUSR1, hold_thread);
+    assert_int_equal(ath_threads_create(&pool, 2, &usual, NULL), ATH_OK);
+    for (int round = 0; round < 1000 && !seen; round++) ath_threads_run(pool, see_thread, (void *)&seen, 4);
+    assert_true(seen);
+    assert_int_equal(pthread_kill(held_thread, SIGUSR1), 0);
+    for (int i = 0; i < 2000 && !is_held; i++) usleep(1000);
+    for (int round = 0; round < 3; round++) ath_threads_run(pool, add_task, &count, 50);
+    assert_true(is_held);
+    assert_int_equal(count.sum, 3 * 50 * 49 / 2);
+    assert_int_equal(write(held_by[1], "x", 1), 1);
+    ath_threads_free(pool);
+    signal(SIGUSR1, SIG_DFL);
+    close(held_by[0]), close(held_by[1]);
 }
 
 struct places {
@@ -174,6 +220,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f16_round_trip_is_exact),      cmocka_unit_test(f16_rounds_to_nearest_even),
         cmocka_unit_test(bf16_rounds_to_nearest_even),  cmocka_unit_test(threads_run_every_task_once),
+        cmocka_unit_test(loops_end_without_a_worker_that_is_held),
         cmocka_unit_test(mapfile_names_the_path),       cmocka_unit_test(mapped_memory_is_aligned),
         cmocka_unit_test(threads_go_where_they_are_sent),
     };
