@@ -35,9 +35,8 @@ static int check_types(const bench *b) {
         ath_error err;
         if (i == 0 || strcmp(c->model, c[-1].model) != 0) {
             ath_engine_close(&engine);
-            ath_engine_params ep = ath_engine_params_default();
+            ath_engine_params ep = ath_tool_metadata_params(b->args);
             ep.model_path = c->model;
-            ep.metadata_only = true;
             if (ath_engine_open(&engine, &ep, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
         }
         if (ath_engine_plan_cache(engine, c->type_k, c->type_v, 256, &plan, &err) != ATH_OK)

@@ -131,9 +131,10 @@ static void add_settings(fields *f, const bench_case *c, const bench_runner *r) 
     add_int(f, "n_batch", c->n_batch);
     add_int(f, "n_ubatch", c->n_ubatch);
     add_int(f, "n_threads", r->info.n_threads);
-    add_text(f, "cpu_mask", "0x0");
-    add_bool(f, "cpu_strict", false);
-    add_int(f, "poll", 50);
+    const char *mask = ATH_ARG_TEXT(r->args, AFFINITY);
+    add_text(f, "cpu_mask", mask ? mask : "0x0");
+    add_bool(f, "cpu_strict", ATH_ARG_ON(r->args, CPU_STRICT));
+    add_int(f, "poll", ATH_ARG_INT(r->args, POLL));
     add_text(f, "type_k", c->type_k);
     add_text(f, "type_v", c->type_v);
     add_int(f, "n_gpu_layers", 0);

@@ -1,5 +1,7 @@
-/* Where threads run: the flags -C, -Cr, --cpu-strict, --prio, --poll and their twins for prefill. */
+/* Where threads run: the flags -C, -Cr, --cpu-strict, --prio, --poll and their twins for prefill, and --numa.
+ */
 #include <ctype.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,12 +60,77 @@ static int read_flags(const ath_args *args, const place_flags *flags, ath_placem
     return code < 0 ? in_range(args, flags->poll, 0, 100, &p->poll) : code;
 }
 
+/* ---- --numa */
+
+static bool has_cpu(const ath_placement *p, int cpu) {
+    return p->cpus[cpu / 64] >> cpu % 64 & 1;
+}
+
+/* Numbers as the system lists them, "0-3,8-11"; false if there is no such file. */
+static bool read_list(const char *path, ath_placement *list) {
+    char text[512] = "";
+    FILE *file = fopen(path, "r");
+    if (!file) return false;
+    if (!fgets(text, sizeof text, file)) *text = 0;
+    fclose(file);
+    for (char *at = text; isdigit((unsigned char)*at); at += *at == ',') {
+        long low = strtol(at, &at, 10), high = *at == '-' ? strtol(at + 1, &at, 10) : low;
+        for (long i = low; i <= high && i < N_CPUS; i++) add_cpu(list, i);
+    }
+    return true;
+}
+
+/* The CPUs of the node that this thread runs on, as far as the process may use them; *n: how many nodes there
+ * are. */
+static ath_placement own_node(int *n) {
+    ath_placement nodes = {.poll = 50}, found = nodes;
+    cpu_set_t allowed;
+    *n = 0;
+    if (!read_list("/sys/devices/system/node/online", &nodes) ||
+        sched_getaffinity(0, sizeof allowed, &allowed))
+        return found;
+    int here = sched_getcpu();
+    for (int node = 0; node < N_CPUS; node++) {
+        char path[64];
+        ath_placement cpus = {.poll = 50};
+        snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
+        if (!has_cpu(&nodes, node) || !read_list(path, &cpus)) continue;
+        ++*n;
+        if (here < 0 || here >= N_CPUS || !has_cpu(&cpus, here)) continue;
+        for (int cpu = 0; cpu < N_CPUS; cpu++)
+            if (has_cpu(&cpus, cpu) && CPU_ISSET(cpu, &allowed)) add_cpu(&found, cpu);
+    }
+    return found;
+}
+
+/* Says what a mode does here, once. Threads that no flag ties are spread by the system's scheduler, a process
+ * that numactl has tied stays where it is, and memory lies on the node of the thread that first writes it. */
+static int apply_numa(const ath_args *args, ath_placement *p) {
+    static bool said;
+    const char *mode = ATH_ARG_TEXT(args, NUMA);
+    int n_nodes;
+    if (!mode) return -1;
+    bool isolate = strcmp(mode, "isolate") == 0;
+    ath_placement node = own_node(&n_nodes);
+    if (isolate && (ath_args_given(args, ATH_FLAG_AFFINITY) || ath_args_given(args, ATH_FLAG_AFFINITY_RANGE)))
+        return ath_tool_fail("--numa isolate chooses the CPUs that -C and -Cr name: leave one of them out");
+    const char *what = n_nodes < 2 ? "this machine has one memory node, so it changes nothing"
+                       : isolate   ? "threads stay on the memory node that the program started on"
+                                 : "threads run where the system puts them, weights come to the node of the "
+                                   "thread that packs them";
+    if (!said) ath_tool_log(ATH_LOG_INFO, "--numa %s: %s", mode, what);
+    said = true;
+    if (n_nodes > 1 && isolate) memcpy(p->cpus, node.cpus, sizeof p->cpus);
+    return -1;
+}
+
 int ath_tool_placements(const ath_args *args, ath_placement *decode, ath_placement *batch) {
     static const place_flags own = {ATH_FLAG_AFFINITY, ATH_FLAG_AFFINITY_RANGE, ATH_FLAG_CPU_STRICT, ATH_FLAG_PRIO,
                                     ATH_FLAG_POLL},
                              of_batch = {ATH_FLAG_AFFINITY_BATCH, ATH_FLAG_AFFINITY_RANGE_BATCH,
                                          ATH_FLAG_CPU_STRICT_BATCH, ATH_FLAG_PRIO_BATCH, ATH_FLAG_POLL_BATCH};
     int code = read_flags(args, &own, decode);
+    if (code < 0) code = apply_numa(args, decode);
     if (code >= 0) return code;
     bool given = ath_args_given(args, of_batch.mask) || ath_args_given(args, of_batch.range) ||
                  ath_args_given(args, of_batch.strict) || ath_args_given(args, of_batch.priority) ||

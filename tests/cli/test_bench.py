@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import io
 import json
+import os
 import re
 import sqlite3
 import statistics
@@ -124,11 +125,29 @@ def test_depth_is_in_the_cache(bench):
 def test_threads_masks_and_strange_flags(bench):
     (row,) = json.loads(bench("-p", 8, "-n", 0, "-t", 1, "-o", "json").stdout)
     assert row["n_threads"] == 1 and row["isa"]
-    done = bench("-p", 8, "-n", 0, "-ngl", "0,99", "-fa", 1, "-mmp", "0,1", "-sm", "none", "-nkvo", 1, "--prio", 2, "--poll", "0,50",
-                 "--progress", "-oe", "jsonl", "-o", "none")
+    done = bench("-p", 8, "-n", 0, "-ngl", "0,99", "-fa", 1, "-mmp", "0,1", "-sm", "none", "-nkvo", 1, "--progress", "-oe", "jsonl",
+                 "-o", "none")
     assert b"without effect in this build: " in done.stderr and b"pp8: run 2 of 2" in done.stderr and not done.stdout
     assert [json.loads(l)["n_prompt"] for l in done.stderr.splitlines() if l.startswith(b"{")] == [8]
     assert bench("--list-devices").stdout == b"CPU\n"
+
+
+def test_placement_takes_effect(bench, athanor, fails):
+    cpu = min(os.sched_getaffinity(0))
+    run = functools.partial(bench, "-p", 8, "-n", 1, "-r", 1, "-o", "json", program=athanor)
+    for row in json.loads(run("-C", hex(1 << cpu), "--cpu-strict", 1, "--poll", 7, "--prio", -1).stdout):
+        assert (row["cpu_mask"], row["cpu_strict"], row["poll"]) == (hex(1 << cpu), True, 7)
+    for row in json.loads(run().stdout):
+        assert (row["cpu_mask"], row["cpu_strict"], row["poll"]) == ("0x0", False, 50)
+    assert "may not run on CPU 1023" in fails("-p", 8, "-C", "8" + "0" * 255)
+    assert "-C" in fails("-p", 8, "-C", "0x1,0x2") and "--poll" in fails("-p", 8, "--poll", "0,50")
+
+
+def test_override_kv(bench, athanor, fails):
+    (row,) = json.loads(bench("-p", 8, "-n", 0, "-r", 1, "-o", "json", "--override-kv", "general.size_label=str:77Q", program=athanor).stdout)
+    assert " 77Q " in row["model_type"]
+    assert "mamba9" in fails("-p", 8, "--override-kv", "general.architecture=str:mamba9")
+    assert "--override-kv" in fails("-p", 8, "--override-kv", "x=y")
 
 
 def test_refusals(fails):

@@ -139,6 +139,21 @@ def test_placement(golden):
     assert "may not run on CPU 1023" in fails(*run, "-C", "8" + "0" * 255)
 
 
+def test_numa(golden):
+    """Every mode says what it does here; on one node that is nothing."""
+    run = ["llama-cli", "-m", golden / "qwen3/model.gguf", "-p", "a", "-n", "4", "--temp", "0"]
+    nodes = [n for n in os.listdir("/sys/devices/system/node") if n[4:].isdigit()]
+    texts = {call(*run)[1]}
+    for mode in ("distribute", "isolate", "numactl"):
+        code, out, err = call(*run, "--numa", mode)
+        (line,) = [line for line in err.splitlines() if "--numa" in line]
+        assert code == 0 and line.startswith(f"--numa {mode}: ") and ("one memory node" in line) == (len(nodes) == 1)
+        texts.add(out)
+    assert len(texts) == 1
+    cpu = min(os.sched_getaffinity(0))
+    assert "leave one of them out" in fails(*run, "--numa", "isolate", "-C", hex(1 << cpu))
+
+
 def test_warnings(golden):
     model = golden / "qwen3/model.gguf"
     code, _, err = call("llama-cli", "-m", model, "-p", "a", "-n", "1", "-c", "512", "-c", "256", "--mlock", "-sm", "row", "-fa",
