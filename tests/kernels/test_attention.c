@@ -297,6 +297,11 @@ static double now(void) {
  * where a model's would. Best and median of the heads' walks; then each kernel alone over one page, again and again. */
 enum { BENCH_PAGES = 128, BENCH_KV_HEADS = 8, BENCH_ROUNDS = 6 };
 
+/* How often to repeat what is done n times: plain C is slow, and not hurried by what else runs. */
+static int bench_times(const ath_attn_kernels *k, int n) {
+    return strcmp(k->isa, "plain C") == 0 ? (n + 59) / 60 : n;
+}
+
 typedef struct decode_bench {
     const ath_attn_kernels *k;
     ath_kv_type type;
@@ -383,25 +388,25 @@ static int by_size(const void *a, const void *b) {
 static void bench_decode(const ath_attn_kernels *k, ath_kv_type type, int group, int dim) {
     decode_bench *b = decode_bench_new(k, type, group, dim);
     double walks[BENCH_ROUNDS * BENCH_KV_HEADS], stage[4];
-    for (int i = 0; i < BENCH_ROUNDS * BENCH_KV_HEADS; i++) {
+    int n_walks = bench_times(k, BENCH_ROUNDS * BENCH_KV_HEADS);
+    for (int i = 0; i < n_walks; i++) {
         for (int h = 0; h < group; h++) b->max[h] = -INFINITY, b->sum[h] = 0;
         double start = now();
         for (size_t p = 0; p < BENCH_PAGES; p++) decode_stages(b, p, (size_t)i % BENCH_KV_HEADS, STAGE_ALL);
         walks[i] = (now() - start) / BENCH_PAGES;
     }
-    qsort(walks, BENCH_ROUNDS * BENCH_KV_HEADS, sizeof *walks, by_size);
+    qsort(walks, (size_t)n_walks, sizeof *walks, by_size);
     decode_stages(b, 0, 0, STAGE_ALL);
     for (int s = 0; s < 4; s++) {
-        enum { TIMES = 50 };
+        int times = bench_times(k, 50);
         stage[s] = 1e9;
-        for (int round = 0; round < 20; round++) {
+        for (int round = 0; round < bench_times(k, 20); round++) {
             double start = now();
-            for (int i = 0; i < TIMES; i++) decode_stages(b, 0, 0, 1 << s);
-            stage[s] = fmin(stage[s], (now() - start) / TIMES);
+            for (int i = 0; i < times; i++) decode_stages(b, 0, 0, 1 << s);
+            stage[s] = fmin(stage[s], (now() - start) / times);
         }
     }
-    double bytes = (double)(b->key.bytes + b->value.bytes), best = walks[0],
-           median = walks[BENCH_ROUNDS * BENCH_KV_HEADS / 2];
+    double bytes = (double)(b->key.bytes + b->value.bytes), best = walks[0], median = walks[n_walks / 2];
     printf("decode  %-10s %-8s %2d/%d x %3d: %6.2f GB/s (median %6.2f), %5.1f ns per token and KV head; ns per page: "
            "query %4.0f, scores %4.0f, softmax %4.0f, values %4.0f\n",
            ath_kv_type_name(type), k->isa, BENCH_KV_HEADS * group, BENCH_KV_HEADS, dim, bytes / best * 1e-9,
@@ -417,7 +422,7 @@ static void bench_pages(const ath_attn_kernels *k, ath_kv_type type, int dim) {
         uint8_t *page = random_page(&layout);
         float *scratch = malloc((size_t)dim * TOKENS * sizeof *scratch);
         double encode = 1e9, expand = 1e9;
-        for (int i = 0; i < 60; i++) {
+        for (int i = 0; i < bench_times(k, 60); i++) {
             double start = now();
             k->encode(&layout, tile, page, scratch);
             double middle = now();
@@ -443,7 +448,7 @@ static void bench_prefill(const ath_attn_kernels *k, int dim) {
     static float s[BLOCK * TOKENS];
     double start = now();
     int blocks = 0;
-    for (int round = 0; round < ROUNDS; round++)
+    for (int round = 0; round < bench_times(k, ROUNDS); round++)
         for (int i = 0; i + BLOCK <= VECTORS; i += BLOCK, blocks++) {
             k->scores[0](tile, dim, 0, 8, q + i * dim, BLOCK, s);
             float max = -INFINITY, sum = 0;
@@ -467,9 +472,9 @@ static void bench_decodes(const ath_attn_kernels *k) {
 
 /* what: "decode", "pages", "prefill"; NULL: everything. */
 static void bench(const char *what) {
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = -1; m < N_MASKS; m++) {
         ath_attn_kernels k;
-        ath_attn_kernels_init(&k, ath_cpu_flags(masks[m]));
+        ath_attn_kernels_init(&k, m < 0 ? 0 : ath_cpu_flags(masks[m]));
         if (!what || strcmp(what, "decode") == 0) bench_decodes(&k);
         if (!what || strcmp(what, "pages") == 0)
             for (ath_kv_type type = ATH_KV_TURBO4; type < ATH_KV_TURBO4_PLAIN; type++) bench_pages(&k, type, 128);
