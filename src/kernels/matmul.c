@@ -48,6 +48,7 @@ void ath_matmul_kernels_init(ath_matmul_kernels *k, uint32_t flags) {
 #if defined(__x86_64__)
     if (flags & ATH_CPU_AVX2) ath_matmul_kernels_avx2(k);
     if ((flags & ATH_CPU_AVX512_ALL) == ATH_CPU_AVX512_ALL) ath_matmul_kernels_avx512(k);
+    if (flags & ATH_CPU_AMX) ath_matmul_kernels_amx(k);
 #elif defined(__aarch64__)
     if (flags & ATH_CPU_NEON) ath_matmul_kernels_neon(k);
     if (flags & ATH_CPU_DOTPROD) ath_matmul_kernels_dotprod(k);

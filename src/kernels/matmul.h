@@ -14,12 +14,12 @@
  * a minimum sub 2: int8 sc[2][16], or with a minimum (Q2_K) u8 [2][16] with sc in the low and mn in the high
  * nibble. Panel of a float type: [n_in][16] values of the type.
  *
- * Activations lie in tiles of `width` columns (1, 2, 4, or 8; float: at most 4), so that one pointer serves
- * all. Quantised, for each block: int8 q[8 groups][width][4], float dx[width], float sx[width], int16
- * sum[width][2], where amax = largest |x| of the 32;  dx = amax / 127;  q = round to nearest even(x * (127 /
- * amax)); sum[h] = sum of q over inputs 16h..16h+15;  sx = (float)(sum[0] + sum[1]) * dx. If amax < 2^-100, q
- * = 0 and dx = 0; if it is infinite or NaN, q = 0 and dx = sx = amax / 127, so the outputs are NaN. Float:
- * [n_in][width].
+ * Activations lie in tiles of `width` columns (1, 2, 4, 8 or 16), so that one pointer serves all. Quantised,
+ * for each block: int8 q[8 groups][width][4], or q[16][32] in a tile of 16; float dx[width], float sx[width],
+ * int16 sum[width][2], where amax = largest |x| of the 32;  dx = amax / 127;  q = round to nearest even(x *
+ * (127 / amax)); sum[h] = sum of q over inputs 16h..16h+15;  sx = (float)(sum[0] + sum[1]) * dx. If amax <
+ * 2^-100, q = 0 and dx = 0; if it is infinite or NaN, q = 0 and dx = sx = amax / 127, so the outputs are NaN.
+ * Float: [n_in][width].
  *
  * The product of a row and a column, the same bits in every version: acc = 0; for each block in ascending
  * order sub 0, 1: idot = sum of value * q (exact integer);               dw = d, or d * (float)sc for sub 1
@@ -28,7 +28,9 @@
  *   with a minimum: Q4_1, Q5_1:   acc = fmaf(m, sx, acc)
  *                   Q4_K, Q5_K:   acc = fmaf(-(m * (float)mn), sx, acc)
  *                   Q2_K:         acc = fmaf((float)(mn[0] * sum[0] + mn[1] * sum[1]), -m * dx, acc)
- * and for float types acc[k % 4] = fmaf(w, x, acc[k % 4]); (acc[0] + acc[1]) + (acc[2] + acc[3]). */
+ * and for float types, for each 64 inputs (the last ones may be fewer): part = 0; part = fmaf(w, x, part) for
+ * each input in ascending order; acc = acc + part. So a column takes one register, and a chain of fma ends
+ * before the next one waits for it. */
 #ifndef ATH_KERNELS_MATMUL_H
 #define ATH_KERNELS_MATMUL_H
 
@@ -40,9 +42,9 @@
 
 enum {
     ATH_PANEL_ROWS = 16,
-    ATH_TILE_MAX = 8,       /* columns of a quantised tile */
-    ATH_TILE_MAX_FLOAT = 4, /* columns of a float tile */
-    ATH_TILE_WIDTHS = 4,    /* 1, 2, 4, 8 */
+    ATH_TILE_MAX = 16,   /* columns of a tile */
+    ATH_TILE_WIDTHS = 5, /* 1, 2, 4, 8, 16 */
+    ATH_FLOAT_BLOCK = 64,
     ATH_PANEL_AHEAD = 4096, /* bytes that a kernel for one column fetches ahead, best of 512 to 8192 */
 };
 
@@ -94,10 +96,14 @@ void ath_panel_expand(ath_tensor_type type, const uint8_t *rows, size_t row_byte
 
 /* Width of the tile that holds n columns (n <= the largest width): the next power of two. */
 static inline int ath_tile_width(int n) {
-    return n > 4 ? 8 : n > 2 ? 4 : n;
+    return n > 8 ? 16 : n > 4 ? 8 : n > 2 ? 4 : n;
 }
 static inline int ath_tile_width_log2(int width) {
-    return width == 8 ? 3 : width / 2;
+    return width == 16 ? 4 : width == 8 ? 3 : width / 2;
+}
+/* Where q of column c and input j of 32 lies in a block of a quantised tile. */
+static inline int ath_tile_q_at(int width, int c, int j) {
+    return width == ATH_TILE_MAX ? 32 * c + j : j / 4 * 4 * width + 4 * c + j % 4;
 }
 static inline size_t ath_tile_bytes(bool quantised, int width, int64_t n_in) {
     return (size_t)width * (size_t)(quantised ? n_in / 32 * 44 : n_in * 4);
@@ -106,7 +112,8 @@ static inline size_t ath_tile_bytes(bool quantised, int width, int64_t n_in) {
 typedef struct ath_matmul_tile {
     ath_panel_format format;
     const uint8_t *panel;
-    const uint8_t *act; /* tile, quantised or float as the format wants it */
+    const uint8_t *codes; /* what `expand` made of the panel; only `wide` reads it */
+    const uint8_t *act;   /* tile, quantised or float as the format wants it */
     float *const *out;  /* [n_cols]: where the panel's first row goes */
     int64_t n_in;
     int width, n_cols; /* columns >= n_cols of the tile are padding */
@@ -117,9 +124,20 @@ typedef void (*ath_matmul_fn)(const ath_matmul_tile *tile);
 /* Fills an activation tile from n_cols <= width rows of n_in values each; the other columns become zero. */
 typedef void (*ath_act_fn)(const float *const *rows, int n_cols, int width, int64_t n_in, void *tile);
 
+/* Unpacks the codes of a panel, one byte each, in a layout of the version's own: n_in * 16 bytes, 64-byte
+ * aligned. */
+typedef void (*ath_expand_fn)(const uint8_t *panel, int64_t n_in, uint8_t *codes);
+
 typedef struct ath_matmul_kernels {
     ath_matmul_fn tile[ATH_PANEL_COUNT][ATH_TILE_WIDTHS]; /* [format][log2 width] */
+    /* Many columns of a quantised type: codes are unpacked once, and tiles of columns[1] columns are
+     * multiplied with them. NULL where a version has nothing faster than `tile`. */
+    ath_expand_fn expand[ATH_PANEL_QUANTISED];
+    ath_matmul_fn wide[ATH_PANEL_QUANTISED];
+    /* Around a thread's calls of `wide`; NULL if nothing is needed. */
+    void (*enter)(void), (*leave)(void);
     ath_act_fn quantise, interleave;
+    int columns[2];  /* of the widest tile worth making: float, quantised */
     const char *isa; /* "avx512vnni" */
 } ath_matmul_kernels;
 
@@ -130,6 +148,7 @@ void ath_matmul_kernels_init(ath_matmul_kernels *k, uint32_t flags);
 void ath_matmul_kernels_c(ath_matmul_kernels *k);
 void ath_matmul_kernels_avx2(ath_matmul_kernels *k);
 void ath_matmul_kernels_avx512(ath_matmul_kernels *k);
+void ath_matmul_kernels_amx(ath_matmul_kernels *k);
 void ath_matmul_kernels_neon(ath_matmul_kernels *k);
 void ath_matmul_kernels_dotprod(ath_matmul_kernels *k);
 void ath_matmul_kernels_i8mm(ath_matmul_kernels *k);

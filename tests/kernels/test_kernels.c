@@ -1,16 +1,18 @@
 /* The matrix product and element-wise kernels: every version against C bit for bit, C against double.
- * With --bench: speed of each version on one thread. */
+ * With --bench [TYPE]: speed of each version on one thread. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
+#include <strings.h>
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "kernels/elementwise.h"
 #include "kernels/matmul.h"
+#include "kernels/peak.h"
 #include "kernels/vector_math.h"
 #include "kernels/versions.h"
 #include "kernels/weights.h"
@@ -31,7 +33,7 @@ static bool is_quantised(int format) {
 typedef struct problem {
     int format, n_rows, n_cols, width;
     int64_t n_in;
-    uint8_t *rows, *panel, *act;
+    uint8_t *rows, *panel, *act, *codes;
     float *x[COLS];
     float out[COLS][ROWS], *out_at[COLS];
 } problem;
@@ -45,7 +47,8 @@ static void make_problem(problem *p, int format, int64_t n_in, int n_rows, int n
     p->rows = malloc(row_bytes * (size_t)n_rows);
     p->panel = aligned_alloc(64, ath_panel_bytes(format, n_in));
     p->act = malloc(act_bytes);
-    assert_true(p->rows && p->panel && p->act);
+    p->codes = aligned_alloc(64, (size_t)(n_in + 31) / 32 * 32 * ROWS);
+    assert_true(p->rows && p->panel && p->act && p->codes);
     test_rows(type, -1, p->rows, n_in, n_rows, state);
     ath_panel_pack(format, p->rows, row_bytes, n_rows, n_in, p->panel);
     for (int c = 0; c < n_cols; c++) {
@@ -59,7 +62,37 @@ static void free_problem(problem *p) {
     free(p->rows);
     free(p->panel);
     free(p->act);
+    free(p->codes);
     for (int c = 0; c < COLS; c++) free(p->x[c]);
+}
+
+static bool has_wide(const problem *p, const ath_matmul_kernels *k) {
+    return is_quantised(p->format) && k->expand[p->format] && p->width == k->columns[1];
+}
+
+/* With the kernel for packed codes, or the one for expanded ones. */
+static void multiply(problem *p, const ath_matmul_kernels *k, bool wide) {
+    for (int c = 0; c < COLS; c++) {
+        p->out_at[c] = p->out[c];
+        for (int r = 0; r < ROWS; r++) p->out[c][r] = 1234.0f;
+    }
+    ath_matmul_tile tile = {(ath_panel_format)p->format,
+                            p->panel,
+                            p->codes,
+                            p->act,
+                            p->out_at,
+                            p->n_in,
+                            p->width,
+                            p->n_cols,
+                            p->n_rows};
+    if (!wide) {
+        k->tile[p->format][ath_tile_width_log2(p->width)](&tile);
+        return;
+    }
+    if (k->enter) k->enter();
+    k->expand[p->format](p->panel, p->n_in, p->codes);
+    k->wide[p->format](&tile);
+    if (k->leave) k->leave();
 }
 
 /* Makes the tile, fills its unused columns with NaN and large codes, and multiplies. */
@@ -69,16 +102,14 @@ static void run_problem(problem *p, const ath_matmul_kernels *k) {
                                               p->act);
     int64_t units = quantised ? p->n_in / 32 * 11 : p->n_in;
     for (int64_t u = 0; u < units; u++) {
-        for (int c = p->n_cols; c < p->width; c++)
-            memset(p->act + (u * p->width + c) * 4, 0x7f, 4), p->act[(u * p->width + c) * 4 + 2] = 0xff;
+        for (int c = p->n_cols; c < p->width; c++) {
+            int64_t at = (u * p->width + c) * 4; /* 8 groups of q come before the scales */
+            if (quantised && u % 11 < 8)
+                at = u / 11 * 44 * p->width + ath_tile_q_at(p->width, c, (int)(u % 11) * 4);
+            memset(p->act + at, 0x7f, 4), p->act[at + 2] = 0xff;
+        }
     }
-    for (int c = 0; c < COLS; c++) {
-        p->out_at[c] = p->out[c];
-        for (int r = 0; r < ROWS; r++) p->out[c][r] = 1234.0f;
-    }
-    ath_matmul_tile tile = {
-        (ath_panel_format)p->format, p->panel, p->act, p->out_at, p->n_in, p->width, p->n_cols, p->n_rows};
-    k->tile[p->format][ath_tile_width_log2(p->width)](&tile);
+    multiply(p, k, has_wide(p, k));
 }
 
 /* p against C with every set of CPU flags. */
@@ -88,10 +119,15 @@ static void compare_versions(problem *p) {
     run_problem(p, &k);
     float expected[COLS][ROWS];
     memcpy(expected, p->out, sizeof expected);
-    for (int m = 0; m < N_MASKS; m++) {
-        ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
+    for (int m = 0; m < N_PRODUCT_MASKS; m++) {
+        ath_matmul_kernels_init(&k, ath_cpu_flags(product_masks[m]));
         run_problem(p, &k);
-        if (memcmp(expected, p->out, sizeof expected) == 0) continue;
+        bool same = memcmp(expected, p->out, sizeof expected) == 0;
+        if (has_wide(p, &k)) {
+            multiply(p, &k, false);
+            same &= memcmp(expected, p->out, sizeof expected) == 0;
+        }
+        if (same) continue;
         fail_msg("%s of %s differs from C: n_in %d, %d rows, %d columns",
                  ath_tensor_type_get((int)type_of(p->format))->name, k.isa, (int)p->n_in, p->n_rows,
                  p->n_cols);
@@ -138,8 +174,8 @@ static void test_versions_agree(void **unused) {
     (void)unused;
     uint64_t state = SEED;
     for (int format = 0; format < ATH_PANEL_COUNT; format++) {
-        int64_t block = ath_tensor_type_get((int)type_of(format))->block_size;
-        for (int n_cols = 1; n_cols <= (is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT); n_cols++) {
+        int64_t block = is_quantised(format) ? ath_tensor_type_get((int)type_of(format))->block_size : 13;
+        for (int n_cols = 1; n_cols <= COLS; n_cols += n_cols < 8 ? 1 : 4) {
             for (int64_t n = 1; n <= 11; n += n_cols % 2 ? 1 : 3)
                 check_versions(format, n * block, 16, n_cols, &state);
             for (int n_rows = 1; n_rows < 16; n_rows += 3)
@@ -152,13 +188,12 @@ static void test_versions_agree(void **unused) {
 static void test_widths_agree(void **unused) {
     (void)unused;
     uint64_t state = SEED;
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < N_PRODUCT_MASKS; m++) {
         ath_matmul_kernels k;
-        ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
+        ath_matmul_kernels_init(&k, ath_cpu_flags(product_masks[m]));
         for (int format = 0; format < ATH_PANEL_COUNT; format++) {
             problem p;
-            make_problem(&p, format, 512, 16, is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT,
-                         &state);
+            make_problem(&p, format, 512, 16, COLS, &state);
             run_problem(&p, &k);
             float expected[COLS][ROWS];
             memcpy(expected, p.out, sizeof expected);
@@ -179,7 +214,7 @@ static double seen_activation(const problem *p, int64_t k, int c) {
     const uint8_t *block = p->act + k / 32 * 44 * p->width;
     float dx;
     memcpy(&dx, block + 32 * p->width + 4 * c, 4);
-    return (double)(int8_t)block[k % 32 / 4 * 4 * p->width + 4 * c + k % 4] * (double)dx;
+    return (double)(int8_t)block[ath_tile_q_at(p->width, c, (int)(k % 32))] * (double)dx;
 }
 
 /* Each product of a block (at most two) and each sum is rounded once: 2^-24 of the sum of magnitudes, as
@@ -194,7 +229,8 @@ static void check_against_double(int format, int64_t n_in, uint64_t *state) {
     ath_tensor_type type = type_of(format);
     float *w = malloc((size_t)n_in * sizeof *w);
     assert_non_null(w);
-    double steps = is_quantised(format) ? (double)(n_in / 32 * 2 + 8) : (double)(n_in / 4 + 4);
+    double steps = is_quantised(format) ? (double)(n_in / 32 * 2 + 8)
+                                        : (double)(ATH_FLOAT_BLOCK + n_in / ATH_FLOAT_BLOCK);
     for (int r = 0; r < 16; r++) {
         ath_tensor_type_get((int)type)->dequantize(
             p.rows + (size_t)r * ath_tensor_type_row_bytes((int)type, n_in), w, n_in);
@@ -256,8 +292,8 @@ static void test_quantise(void **unused) {
         memcpy(&dx, expected + b * 88 + 64, 4);
         assert_false(isfinite(dx));
     }
-    for (int m = 0; m < N_MASKS; m++) {
-        ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
+    for (int m = 0; m < N_PRODUCT_MASKS; m++) {
+        ath_matmul_kernels_init(&k, ath_cpu_flags(product_masks[m]));
         k.quantise(rows, 2, 2, N, got);
         assert_memory_equal(expected, got, sizeof got);
     }
@@ -320,6 +356,7 @@ static void test_cpu_mask(void **unused) {
     assert_int_equal(ath_cpu_flags(ATH_CPU_AVX512_ALL & ~(uint32_t)ATH_CPU_AVX2), 0);
     assert_int_equal(ath_cpu_flags(ATH_CPU_AVX2) & ~(uint32_t)ATH_CPU_AVX2, 0);
     assert_int_equal(ath_cpu_flags(~0u & ~(uint32_t)ATH_CPU_AVX512) & ATH_CPU_AVX512_ALL & ~(uint32_t)ATH_CPU_AVX2, 0);
+    assert_int_equal(ath_cpu_flags(~0u & ~(uint32_t)ATH_CPU_AVX512_VNNI) & ATH_CPU_AMX, 0);
     assert_int_equal(ath_cpu_flags(ATH_CPU_DOTPROD | ATH_CPU_I8MM), 0);
     assert_int_equal(ath_cpu_flags(~0u & ~(uint32_t)ATH_CPU_DOTPROD) & (ATH_CPU_DOTPROD | ATH_CPU_I8MM), 0);
     char text[64];
@@ -327,6 +364,8 @@ static void test_cpu_mask(void **unused) {
     assert_string_equal(text, "plain C");
     ath_cpu_flags_describe(ATH_CPU_AVX512_ALL, text, sizeof text);
     assert_string_equal(text, "avx2 avx512 vnni vbmi");
+    ath_cpu_flags_describe(ATH_CPU_AVX512_ALL | ATH_CPU_AMX, text, sizeof text);
+    assert_string_equal(text, "avx2 avx512 vnni vbmi amx");
     ath_cpu_flags_describe(ATH_CPU_NEON | ATH_CPU_I8MM, text, sizeof text);
     assert_string_equal(text, "neon i8mm");
     ath_cpu_flags_describe(ATH_CPU_AVX512_ALL, text, 7);
@@ -334,92 +373,104 @@ static void test_cpu_mask(void **unused) {
 }
 
 /* ---- speed */
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
-enum { BENCH_IN = 2048, BENCH_BYTES = 64 << 20, BENCH_COLUMNS = 512, BENCH_PIECE = 2 << 20 };
+/* Decode reads more than the caches hold. */
+enum { BENCH_IN = 2048, BENCH_BYTES = 512 << 20, BENCH_COLUMNS = 512, BENCH_PIECE = 2 << 20 };
 
 /* Seconds for n_panels panels against n_tiles tiles of one width. */
-static double bench_run(const ath_matmul_kernels *k, int format, const uint8_t *panels, int64_t n_panels,
+static double bench_run(const ath_matmul_kernels *k, problem *p, const uint8_t *panels, int64_t n_panels,
                         const uint8_t *act, int64_t n_tiles, int width) {
-    static float out[COLS][ROWS];
-    float *out_at[COLS];
-    for (int c = 0; c < COLS; c++) out_at[c] = out[c];
-    size_t panel_bytes = ath_panel_bytes(format, BENCH_IN),
-           act_bytes = ath_tile_bytes(is_quantised(format), width, BENCH_IN);
-    double start = now();
-    for (int64_t p = 0; p < n_panels; p++) {
-        for (int64_t i = 0; i < n_tiles; i++) {
-            ath_matmul_tile tile = {(ath_panel_format)format,
-                                    panels + (size_t)p * panel_bytes,
-                                    act + (size_t)i * act_bytes,
-                                    out_at,
-                                    BENCH_IN,
-                                    width,
-                                    width,
-                                    ROWS};
-            k->tile[format][ath_tile_width_log2(width)](&tile);
-        }
+    bool wide = width > 1 && has_wide(p, k);
+    size_t panel_bytes = ath_panel_bytes(p->format, BENCH_IN),
+           act_bytes = ath_tile_bytes(is_quantised(p->format), width, BENCH_IN);
+    double start = peak_now();
+    if (wide && k->enter) k->enter();
+    for (int64_t i = 0; i < n_panels * n_tiles; i++) {
+        const uint8_t *panel = panels + (size_t)(i / n_tiles) * panel_bytes;
+        ath_matmul_tile tile = {(ath_panel_format)p->format,
+                                panel,
+                                p->codes,
+                                act + (size_t)(i % n_tiles) * act_bytes,
+                                p->out_at,
+                                BENCH_IN,
+                                width,
+                                width,
+                                ROWS};
+        if (wide && i % n_tiles == 0) k->expand[p->format](panel, BENCH_IN, p->codes);
+        (wide ? k->wide[p->format] : k->tile[p->format][ath_tile_width_log2(width)])(&tile);
     }
-    return now() - start;
+    if (wide && k->leave) k->leave();
+    return peak_now() - start;
 }
 
-static void bench_format(const ath_matmul_kernels *k, int format, uint8_t *panels, uint8_t *act) {
+/* A line of figures; a percentage where there is something to compare with. */
+static void bench_print(const problem *p, const ath_matmul_kernels *k, double decode, double bandwidth,
+                        double prefill, double peak) {
+    printf("%-8s %-12s %8.2f %5.0f %10.1f", ath_tensor_type_get((int)type_of(p->format))->name, k->isa,
+           decode, 100 * decode / bandwidth, prefill);
+    if (peak > 0) printf(" %5.0f", 100 * prefill / peak);
+    printf("\n");
+    fflush(stdout);
+}
+
+static void bench_format(const ath_matmul_kernels *k, uint32_t flags, int format, uint8_t *panels,
+                         uint8_t *act, double bandwidth) {
     uint64_t state = SEED;
     size_t panel_bytes = ath_panel_bytes(format, BENCH_IN);
     problem p;
-    make_problem(&p, format, BENCH_IN, ROWS, is_quantised(format) ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT,
-                 &state);
+    make_problem(&p, format, BENCH_IN, ROWS, k->columns[is_quantised(format)], &state);
     run_problem(&p, k);
-    int64_t n_panels = (int64_t)(BENCH_BYTES / panel_bytes), n_tiles = BENCH_COLUMNS / p.width;
-    for (int64_t i = 0; i < n_panels; i++) memcpy(panels + (size_t)i * panel_bytes, p.panel, panel_bytes);
-    size_t act_bytes = ath_tile_bytes(is_quantised(format), p.width, BENCH_IN);
-    for (int64_t i = 0; i < n_tiles; i++) memcpy(act + (size_t)i * act_bytes, p.act, act_bytes);
-    bool c = k->tile[format][0] != NULL && strcmp(k->isa, "c") == 0;
+    bool c = flags == 0;
     /* Short pieces, the fastest counts: a piece is seldom interrupted. Decode's pieces are all different
      * memory. */
-    int64_t n_decode = c ? 4 : BENCH_PIECE / (int64_t)panel_bytes, n_pieces = c ? 1 : n_panels / n_decode;
-    int64_t n_columns = c ? p.width : BENCH_COLUMNS;
+    int64_t n_decode = c ? 4 : BENCH_PIECE / (int64_t)panel_bytes,
+            n_pieces = c ? 1 : (int64_t)(BENCH_BYTES / panel_bytes) / n_decode;
+    int64_t n_columns = c ? p.width : BENCH_COLUMNS, n_tiles = n_columns / p.width;
+    for (int64_t i = 0; i < n_pieces * n_decode; i++)
+        memcpy(panels + (size_t)i * panel_bytes, p.panel, panel_bytes);
+    size_t act_bytes = ath_tile_bytes(is_quantised(format), p.width, BENCH_IN);
+    for (int64_t i = 0; i < n_tiles; i++) memcpy(act + (size_t)i * act_bytes, p.act, act_bytes);
     double decode = 1e9, prefill = 1e9;
-    for (int64_t i = 0; i < 2 * n_pieces; i++) {
-        const uint8_t *piece = panels + (size_t)(i % n_pieces * n_decode) * panel_bytes;
-        decode = fmin(decode, bench_run(k, format, piece, n_decode, act, 1, 1));
+    for (int64_t i = 0; i < n_pieces; i++) {
+        const uint8_t *piece = panels + (size_t)(i * n_decode) * panel_bytes;
+        decode = fmin(decode, bench_run(k, &p, piece, n_decode, act, 1, 1));
     }
-    for (int64_t i = 0; i < 2 * n_pieces; i++)
-        prefill = fmin(prefill, bench_run(k, format, panels, 1, act, n_columns / p.width, p.width));
-    printf("%-8s %-12s %8.2f %10.1f\n", ath_tensor_type_get((int)type_of(format))->name, k->isa,
-           (double)n_decode * (double)panel_bytes / decode * 1e-9,
-           (double)(ROWS * BENCH_IN * n_columns) / prefill * 1e-9);
-    fflush(stdout);
+    for (int64_t i = 0; i < (c ? 2 : 60); i++)
+        prefill = fmin(prefill, bench_run(k, &p, panels, 1, act, n_tiles, p.width));
+    bench_print(&p, k, (double)n_decode * (double)panel_bytes / decode * 1e-9, bandwidth,
+                (double)(ROWS * BENCH_IN * n_columns) / prefill * 1e-9,
+                is_quantised(format) ? peak_int8(flags) : peak_f32(flags));
     free_problem(&p);
 }
 
-static int bench(void) {
-    uint8_t *panels = aligned_alloc(64, BENCH_BYTES),
+/* Of one weight type, or of all. */
+static int bench(const char *type) {
+    uint8_t *panels = ath_memory_map(BENCH_BYTES),
             *act = aligned_alloc(64, BENCH_COLUMNS * BENCH_IN * sizeof(float));
     if (!panels || !act) return 1;
-    printf("%-8s %-12s %8s %10s\n", "type", "version", "GB/s", "GMAC/s");
-    printf("one thread; GB/s of weights with one column, GMAC/s with %d columns, %d inputs\n", BENCH_COLUMNS,
-           BENCH_IN);
+    memset(panels, 1, BENCH_BYTES);
+    double bandwidth = peak_read(panels, BENCH_BYTES, BENCH_PIECE);
+    printf("one thread, which reads %.1f GB/s; GB/s of weights with one column, and percent of that; GMAC/s "
+           "with %d columns, and\n"
+           "percent of what products in registers reach, in bytes or floats as the type has it; %d inputs\n",
+           bandwidth, BENCH_COLUMNS, BENCH_IN);
+    printf("%-8s %-12s %8s %5s %10s %5s\n", "type", "version", "GB/s", "%", "GMAC/s", "%");
     for (int format = 0; format < ATH_PANEL_COUNT; format++) {
-        ath_matmul_kernels k;
-        ath_matmul_kernels_init(&k, 0);
-        bench_format(&k, format, panels, act);
-        for (int m = 0; m < N_MASKS; m++) {
-            ath_matmul_kernels_init(&k, ath_cpu_flags(masks[m]));
-            bench_format(&k, format, panels, act);
+        if (type && strcasecmp(type, ath_tensor_type_get((int)type_of(format))->name) != 0) continue;
+        for (int m = -1; m < N_PRODUCT_MASKS; m++) {
+            uint32_t flags = m < 0 ? 0 : ath_cpu_flags(product_masks[m]);
+            ath_matmul_kernels k;
+            ath_matmul_kernels_init(&k, flags);
+            bench_format(&k, flags, format, panels, act, bandwidth);
         }
     }
-    free(panels);
+    ath_memory_unmap(panels, BENCH_BYTES);
     free(act);
     return 0;
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench();
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench(argc > 2 ? argv[2] : NULL);
     print_seed_and_cpu(SEED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_versions_agree),

@@ -56,6 +56,8 @@ typedef struct ath_mm_scratch {
     size_t act_bytes[2];
     uint8_t *panels;    /* [threads]: a panel made on the fly, then a row of floats */
     size_t panel_bytes; /* of each */
+    uint8_t *codes;     /* [threads]: codes of a panel, unpacked for many columns */
+    size_t codes_bytes; /* of each */
 } ath_mm_scratch;
 
 typedef struct ath_weight_chunk ath_weight_chunk; /* memory that repacked weights share; weight.c */

@@ -29,7 +29,7 @@ static bool is_quantised(const ath_device *dev, const ath_weight *w) {
 /* Cuts each expert's columns into tiles of one kind. */
 static void make_tiles(matmul_run *r, bool quantised) {
     ath_mm_scratch *s = &r->dev->mm;
-    int64_t n = 0, most = quantised ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT;
+    int64_t n = 0, most = r->dev->matmul.columns[quantised];
     size_t at = 0;
     for (int64_t e = 0; e < r->n_experts; e++) {
         s->first_tile[quantised][e] = n;
@@ -59,13 +59,13 @@ static void fill_task(void *arg, int64_t task, int thread) {
 /* Tasks of about a million products, at least four per thread where there are so many; tiles of a task stay
  * in the L2 cache. */
 static void add_segment(matmul_run *r, int weight, int64_t expert) {
-    enum { WORK = 1 << 20, TILE_BYTES = 256 << 10 };
+    enum { WORK = 1 << 20, TILE_BYTES = 512 << 10 };
     ath_mm_scratch *s = &r->dev->mm;
     const ath_weight *w = r->w[weight];
     bool quantised = is_quantised(r->dev, w);
     int64_t n_tiles = s->first_tile[quantised][expert + 1] - s->first_tile[quantised][expert];
     if (n_tiles == 0) return;
-    int64_t n_panels = ath_weight_panels(w), width = quantised ? ATH_TILE_MAX : ATH_TILE_MAX_FLOAT;
+    int64_t n_panels = ath_weight_panels(w), width = r->dev->matmul.columns[quantised];
     int64_t tile_step = TILE_BYTES / (int64_t)ath_tile_bytes(quantised, (int)width, w->n_in);
     if (tile_step < 1) tile_step = 1;
     if (tile_step > n_tiles || !w->panels) tile_step = n_tiles;
@@ -101,12 +101,19 @@ static const uint8_t *get_panel(const matmul_run *r, const ath_weight *w, int64_
     return panel;
 }
 
-static void run_panel(const matmul_run *r, const ath_mm_segment *seg, int64_t index, const uint8_t *panel,
-                      int64_t tile0, int64_t tile1) {
+/* The widest tiles come first, so the first one says whether there are any. */
+static void run_panel(const matmul_run *r, const ath_mm_segment *seg, int64_t index, int64_t tile0,
+                      int64_t tile1, int thread) {
     const ath_mm_scratch *s = &r->dev->mm;
     const ath_weight *w = r->w[seg->weight];
+    const ath_matmul_kernels *k = &r->dev->matmul;
+    const uint8_t *panel = get_panel(r, w, seg->expert, index, thread);
     ath_panel_format format = run_format(r->dev, w);
     bool quantised = format < ATH_PANEL_QUANTISED;
+    bool expanded = quantised && k->expand[format] && s->tiles[1][tile0].width == k->columns[1];
+    uint8_t *codes = expanded ? s->codes + (size_t)thread * s->codes_bytes : NULL;
+    if (expanded) k->expand[format](panel, w->n_in, codes);
+    if (expanded && k->enter) k->enter();
     int64_t row = index * ATH_PANEL_ROWS, left = w->n_out - row;
     for (int64_t i = tile0; i < tile1; i++) {
         const ath_mm_tile *tile = &s->tiles[quantised][i];
@@ -115,14 +122,17 @@ static void run_panel(const matmul_run *r, const ath_mm_segment *seg, int64_t in
             out[c] = r->out[seg->weight] + s->columns[tile->column + c].row * w->n_out + row;
         ath_matmul_tile job = {.format = format,
                                .panel = panel,
+                               .codes = codes,
                                .act = s->act[quantised] + tile->act_at,
                                .out = out,
                                .n_in = w->n_in,
                                .width = tile->width,
                                .n_cols = tile->n,
                                .n_rows = left < ATH_PANEL_ROWS ? (int)left : ATH_PANEL_ROWS};
-        r->dev->matmul.tile[format][ath_tile_width_log2(tile->width)](&job);
+        bool wide = expanded && tile->width == k->columns[1];
+        (wide ? k->wide[format] : k->tile[format][ath_tile_width_log2(tile->width)])(&job);
     }
+    if (expanded && k->leave) k->leave();
 }
 
 static void product_task(void *arg, int64_t task, int thread) {
@@ -145,8 +155,7 @@ static void product_task(void *arg, int64_t task, int thread) {
     if (tile1 > first_tile[1]) tile1 = first_tile[1];
     int64_t panel0 = piece / seg->n_tile_steps * seg->panel_step, panel1 = panel0 + seg->panel_step;
     if (panel1 > ath_weight_panels(w)) panel1 = ath_weight_panels(w);
-    for (int64_t p = panel0; p < panel1; p++)
-        run_panel(r, seg, p, get_panel(r, w, seg->expert, p, thread), tile0, tile1);
+    for (int64_t p = panel0; p < panel1; p++) run_panel(r, seg, p, tile0, tile1, thread);
 }
 
 /* Columns are in place, grouped by first_column. */

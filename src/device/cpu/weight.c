@@ -157,6 +157,11 @@ ath_status ath_mm_scratch_reserve(ath_device *dev, const ath_weight *w, ath_erro
         ATH_TRY(grow((void **)&s->act[quantised], bytes, err));
         s->act_bytes[quantised] = bytes;
     }
+    bytes = (size_t)w->n_in * ATH_PANEL_ROWS;
+    if (quantised && dev->matmul.expand[format] && bytes > s->codes_bytes) {
+        ATH_TRY(grow((void **)&s->codes, bytes * (size_t)dev->max_threads, err));
+        s->codes_bytes = bytes;
+    }
     if (w->panels) return ATH_OK;
     bytes = format == ATH_PANEL_NONE ? (size_t)w->n_in * (ATH_PANEL_ROWS + 1) * sizeof(float)
                                      : ath_panel_bytes(format, w->n_in);
@@ -173,6 +178,7 @@ void ath_mm_scratch_free(ath_mm_scratch *s) {
     free(s->first_column);
     free(s->segments);
     free(s->panels);
+    free(s->codes);
     for (int k = 0; k < 2; k++) {
         free(s->tiles[k]);
         free(s->first_tile[k]);

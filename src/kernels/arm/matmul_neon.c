@@ -49,49 +49,52 @@ ATH_INLINE float32x4_t load_weights(const ath_panel_format format, const uint8_t
     return vreinterpretq_f32_u32(vshll_n_u16(x, 16));
 }
 
-/* acc[c][v] += weights k times each column */
-ATH_INLINE void add_floats(const ath_panel_format format, const part p, const ath_matmul_tile *t, int64_t k,
-                           float32x4_t (*acc)[2]) {
+enum { COLUMNS = 4 };
+
+/* part[c][v] += weights k times each column */
+ATH_INLINE void add_floats(const ath_panel_format format, const int n, const int width, const uint8_t *panel,
+                           const uint8_t *act, int64_t k, float32x4_t (*part)[VECTORS]) {
     ATH_UNROLL
-    for (int v = 0; v < 2; v++) {
-        float32x4_t w = load_weights(format, t->panel, k, p.v0 + v);
+    for (int v = 0; v < VECTORS; v++) {
+        float32x4_t w = load_weights(format, panel, k, v);
         ATH_UNROLL
-        for (int c = 0; c < p.n; c++)
-            acc[c][v] = vfmaq_n_f32(acc[c][v], w, load_float(t->act + (k * p.width + p.c0 + c) * 4));
+        for (int c = 0; c < n; c++)
+            part[c][v] = vfmaq_n_f32(part[c][v], w, load_float(act + (k * width + c) * 4));
     }
 }
 
-ATH_INLINE void part_float(const ath_panel_format format, const part p, const ath_matmul_tile *t) {
-    float32x4_t acc[4][MOST][2];
-    ATH_UNROLL
-    for (int i = 0; i < 4 * MOST * 2; i++) acc[i / 4][i / 2 % 2][i % 2] = vdupq_n_f32(0);
-    int64_t k = 0;
-    for (; k + 4 <= t->n_in; k += 4) {
+/* Columns c0 .. c0 + n - 1, all rows. */
+ATH_INLINE void columns_float(const ath_panel_format format, const int n, const int width,
+                              const ath_matmul_tile *t, int c0) {
+    float32x4_t acc[COLUMNS][VECTORS], part[COLUMNS][VECTORS];
+    const uint8_t *act = t->act + 4 * c0;
+    for (int i = 0; i < n * VECTORS; i++) acc[i / VECTORS][i % VECTORS] = vdupq_n_f32(0);
+    for (int64_t start = 0; start < t->n_in; start += ATH_FLOAT_BLOCK) {
+        int64_t end = start + ATH_FLOAT_BLOCK < t->n_in ? start + ATH_FLOAT_BLOCK : t->n_in;
         ATH_UNROLL
-        for (int i = 0; i < 4; i++) add_floats(format, p, t, k + i, acc[i]);
-    }
-    ATH_UNROLL
-    for (int i = 0; i < 3; i++) {
-        if (k + i < t->n_in) add_floats(format, p, t, k + i, acc[i]);
-    }
-    for (int c = 0; c < p.n; c++)
-        for (int v = 0; v < 2; v++) {
-            float32x4_t a = vaddq_f32(acc[0][c][v], acc[1][c][v]), b = vaddq_f32(acc[2][c][v], acc[3][c][v]);
-            store_rows(t, p.c0 + c, p.v0 + v, vaddq_f32(a, b));
+        for (int i = 0; i < n * VECTORS; i++) part[i / VECTORS][i % VECTORS] = vdupq_n_f32(0);
+        for (int64_t k = start; k < end; k++) add_floats(format, n, width, t->panel, act, k, part);
+        ATH_UNROLL
+        for (int i = 0; i < n * VECTORS; i++) {
+            int c = i / VECTORS, v = i % VECTORS;
+            acc[c][v] = vaddq_f32(acc[c][v], part[c][v]);
         }
+    }
+    for (int c = 0; c < n; c++)
+        for (int v = 0; v < VECTORS; v++) store_rows(t, c0 + c, v, acc[c][v]);
 }
 
 ATH_INLINE void tile_float(const ath_panel_format format, const int width, const ath_matmul_tile *t) {
-    const int n = width < MOST ? width : MOST;
-    for (int c0 = 0; c0 < t->n_cols; c0 += n)
-        for (int v0 = 0; 4 * v0 < t->n_rows; v0 += 2) part_float(format, (part){width, n, c0, 2, v0}, t);
+    const int n = width < COLUMNS ? width : COLUMNS;
+    for (int c0 = 0; c0 < t->n_cols; c0 += n) columns_float(format, n, width, t, c0);
 }
 
 #define FLOAT_TILE(type, width)                                                                              \
     static void type##_w##width(const ath_matmul_tile *t) {                                                  \
         tile_float(ATH_PANEL_##type, width, t);                                                              \
     }
-#define FLOAT_TILES(type) FLOAT_TILE(type, 1) FLOAT_TILE(type, 2) FLOAT_TILE(type, 4)
+#define FLOAT_TILES(type)                                                                                    \
+    FLOAT_TILE(type, 1) FLOAT_TILE(type, 2) FLOAT_TILE(type, 4) FLOAT_TILE(type, 8) FLOAT_TILE(type, 16)
 FLOAT_TILES(F32)
 FLOAT_TILES(F16)
 FLOAT_TILES(BF16)
@@ -118,8 +121,8 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
     for (int g = 0; g < 8; g += 2) {
         int16x8_t two = vcombine_s16(q[g], q[g + 1]);
         uint32x2_t groups = vreinterpret_u32_s8(vmovn_s16(two));
-        vst1_lane_u32((uint32_t *)(void *)(tile + (g * width + c) * 4), groups, 0);
-        vst1_lane_u32((uint32_t *)(void *)(tile + ((g + 1) * width + c) * 4), groups, 1);
+        vst1_lane_u32((uint32_t *)(void *)(tile + ath_tile_q_at(width, c, 4 * g)), groups, 0);
+        vst1_lane_u32((uint32_t *)(void *)(tile + ath_tile_q_at(width, c, 4 * g + 4)), groups, 1);
         sum[g / 4] = (int16_t)(sum[g / 4] + vaddvq_s16(two));
     }
     float sx = finite ? (float)(sum[0] + sum[1]) * dx : dx;
@@ -140,14 +143,15 @@ void ath_matmul_kernels_neon(ath_matmul_kernels *k) {
 #define SET(type)                                                                                            \
     k->tile[ATH_PANEL_##type][0] = type##_w1;                                                                \
     k->tile[ATH_PANEL_##type][1] = type##_w2;                                                                \
-    k->tile[ATH_PANEL_##type][2] = type##_w4;
-#define ATH_PANEL(type, bits, zero, table, blocks, min, sub)                                                 \
-    SET(type) k->tile[ATH_PANEL_##type][3] = type##_w8;
+    k->tile[ATH_PANEL_##type][2] = type##_w4;                                                                \
+    k->tile[ATH_PANEL_##type][3] = type##_w8;
+#define SET_FLOAT(type)                                      SET(type) k->tile[ATH_PANEL_##type][4] = type##_w16;
+#define ATH_PANEL(type, bits, zero, table, blocks, min, sub) SET(type)
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
-    SET(F32)
-    SET(F16)
-    SET(BF16)
+    SET_FLOAT(F32)
+    SET_FLOAT(F16)
+    SET_FLOAT(BF16)
     k->quantise = quantise;
     k->isa = "neon";
 }

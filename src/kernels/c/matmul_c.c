@@ -74,8 +74,7 @@ static float add_block(const ath_panel_info *f, const panel_block *b, int r, con
     memcpy(&sx, act + 36 * width + 4 * c, 4);
     memcpy(sum, act + 40 * width + 4 * c, 4);
     int dot[2] = {0, 0};
-    for (int j = 0; j < 32; j++)
-        dot[j / 16] += b->value[r][j] * (int8_t)act[j / 4 * 4 * width + 4 * c + j % 4];
+    for (int j = 0; j < 32; j++) dot[j / 16] += b->value[r][j] * (int8_t)act[ath_tile_q_at(width, c, j)];
     int idot = f->sub == 2 ? b->sc[0][r] * dot[0] + b->sc[1][r] * dot[1] : dot[0] + dot[1];
     acc = fmaf((float)idot, b->dw[r] * dx, acc);
     if (!f->min) return acc;
@@ -109,21 +108,22 @@ static float float_at(ath_panel_format format, const uint8_t *panel, int64_t i) 
 }
 
 static void tile_float(const ath_matmul_tile *t) {
-    float acc[ATH_TILE_MAX_FLOAT][ATH_PANEL_ROWS][4] = {{{0}}};
+    float acc[ATH_TILE_MAX][ATH_PANEL_ROWS] = {{0}};
     const float *act = (const float *)t->act;
-    for (int64_t k = 0; k < t->n_in; k++) {
-        for (int r = 0; r < t->n_rows; r++) {
-            float w = float_at(t->format, t->panel, k * ATH_PANEL_ROWS + r);
-            for (int c = 0; c < t->n_cols; c++)
-                acc[c][r][k % 4] = fmaf(w, act[k * t->width + c], acc[c][r][k % 4]);
+    for (int64_t start = 0; start < t->n_in; start += ATH_FLOAT_BLOCK) {
+        float part[ATH_TILE_MAX][ATH_PANEL_ROWS] = {{0}};
+        int64_t end = start + ATH_FLOAT_BLOCK < t->n_in ? start + ATH_FLOAT_BLOCK : t->n_in;
+        for (int64_t k = start; k < end; k++) {
+            for (int r = 0; r < t->n_rows; r++) {
+                float w = float_at(t->format, t->panel, k * ATH_PANEL_ROWS + r);
+                for (int c = 0; c < t->n_cols; c++) part[c][r] = fmaf(w, act[k * t->width + c], part[c][r]);
+            }
+        }
+        for (int c = 0; c < t->n_cols; c++) {
+            for (int r = 0; r < t->n_rows; r++) acc[c][r] += part[c][r];
         }
     }
-    for (int c = 0; c < t->n_cols; c++) {
-        for (int r = 0; r < t->n_rows; r++) {
-            const float *a = acc[c][r];
-            t->out[c][r] = (a[0] + a[1]) + (a[2] + a[3]);
-        }
-    }
+    for (int c = 0; c < t->n_cols; c++) memcpy(t->out[c], acc[c], (size_t)t->n_rows * sizeof(float));
 }
 
 static void quantise_block(const float *x, int width, int c, uint8_t *tile) {
@@ -141,7 +141,7 @@ static void quantise_block(const float *x, int width, int c, uint8_t *tile) {
     for (int j = 0; j < 32; j++) {
         int q = scale == 0 ? 0 : (int)rintf(x[j] * scale);
         sum[j / 16] = (int16_t)(sum[j / 16] + q);
-        tile[j / 4 * 4 * width + 4 * c + j % 4] = (uint8_t)(int8_t)q;
+        tile[ath_tile_q_at(width, c, j)] = (uint8_t)(int8_t)q;
     }
     float sx = top >= 0x7f800000 ? dx : (float)(sum[0] + sum[1]) * dx;
     memcpy(tile + 32 * width + 4 * c, &dx, 4);
@@ -157,22 +157,28 @@ static void quantise(const float *const *rows, int n_cols, int width, int64_t n_
     }
 }
 
+/* A few inputs of every column at a time, so that what is written stays in the first cache. */
 static void interleave(const float *const *rows, int n_cols, int width, int64_t n_in, void *tile) {
+    enum { STEP = 16 };
     float *out = tile;
     if (n_cols < width) memset(tile, 0, ath_tile_bytes(false, width, n_in));
-    for (int c = 0; c < n_cols; c++) {
-        for (int64_t k = 0; k < n_in; k++) out[k * width + c] = rows[c][k];
+    for (int64_t start = 0; start < n_in; start += STEP) {
+        int64_t end = start + STEP < n_in ? start + STEP : n_in;
+        for (int c = 0; c < n_cols; c++) {
+            for (int64_t k = start; k < end; k++) out[k * width + c] = rows[c][k];
+        }
     }
 }
 
 void ath_matmul_kernels_c(ath_matmul_kernels *k) {
     memset(k, 0, sizeof *k);
     for (int format = 0; format < ATH_PANEL_COUNT; format++) {
-        bool quantised = format < ATH_PANEL_QUANTISED;
-        for (int w = 0; w < (quantised ? 4 : 3); w++)
-            k->tile[format][w] = quantised ? tile_quantised : tile_float;
+        for (int w = 0; w < ATH_TILE_WIDTHS; w++)
+            k->tile[format][w] = format < ATH_PANEL_QUANTISED ? tile_quantised : tile_float;
     }
     k->quantise = quantise;
     k->interleave = interleave;
+    k->columns[0] = ATH_TILE_MAX;
+    k->columns[1] = ATH_TILE_MAX / 2;
     k->isa = "c";
 }

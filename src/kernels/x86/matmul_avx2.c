@@ -233,43 +233,48 @@ ATH_INLINE __m256 load_weights(const ath_panel_format format, const uint8_t *pan
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
-/* acc[c] += weights k times each column */
-ATH_INLINE void add_floats(const ath_panel_format format, const part p, const ath_matmul_tile *t, int64_t k,
-                           __m256 *acc) {
-    __m256 w = load_weights(format, t->panel, k, p.half);
+/* part[c][half] += weights k times each column */
+ATH_INLINE void add_floats(const ath_panel_format format, const int n, const int width, const uint8_t *panel,
+                           const uint8_t *act, int64_t k, __m256 (*part)[2]) {
     ATH_UNROLL
-    for (int c = 0; c < p.n; c++)
-        acc[c] = _mm256_fmadd_ps(w, broadcast_f32(t->act + (k * p.width + p.c0 + c) * 4), acc[c]);
+    for (int c = 0; c < n; c++) {
+        __m256 x = broadcast_f32(act + (k * width + c) * 4);
+        ATH_UNROLL
+        for (int half = 0; half < 2; half++)
+            part[c][half] = _mm256_fmadd_ps(load_weights(format, panel, k, half), x, part[c][half]);
+    }
 }
 
-ATH_INLINE void part_float(const ath_panel_format format, const part p, const ath_matmul_tile *t) {
+/* Columns c0 .. c0 + n - 1, all rows. */
+ATH_INLINE void columns_float(const ath_panel_format format, const int n, const int width,
+                              const ath_matmul_tile *t, int c0) {
     const int value_bytes = format == ATH_PANEL_F32 ? 4 : 2;
-    __m256 acc[4][2];
+    const part first = {width, n, c0, 0};
+    const uint8_t *act = t->act + 4 * c0;
+    __m256 acc[MOST][2], part[MOST][2];
     ATH_UNROLL
-    for (int i = 0; i < 4; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
-    int64_t k = 0;
-    for (; k + 4 <= t->n_in; k += 4) {
-        fetch_ahead(p, t->panel + k * value_bytes * ATH_PANEL_ROWS, 4 * value_bytes * ATH_PANEL_ROWS);
+    for (int c = 0; c < n; c++) acc[c][0] = acc[c][1] = _mm256_setzero_ps();
+    for (int64_t k = 0; k < t->n_in;) {
+        int64_t end = k + ATH_FLOAT_BLOCK < t->n_in ? k + ATH_FLOAT_BLOCK : t->n_in;
         ATH_UNROLL
-        for (int i = 0; i < 4; i++) add_floats(format, p, t, k + i, acc[i]);
+        for (int c = 0; c < n; c++) part[c][0] = part[c][1] = _mm256_setzero_ps();
+        for (; k + 4 <= end; k += 4) {
+            fetch_ahead(first, t->panel + k * value_bytes * ATH_PANEL_ROWS, 4 * value_bytes * ATH_PANEL_ROWS);
+            ATH_UNROLL
+            for (int i = 0; i < 4; i++) add_floats(format, n, width, t->panel, act, k + i, part);
+        }
+        for (; k < end; k++) add_floats(format, n, width, t->panel, act, k, part);
+        ATH_UNROLL
+        for (int i = 0; i < 2 * n; i++)
+            acc[i / 2][i % 2] = _mm256_add_ps(acc[i / 2][i % 2], part[i / 2][i % 2]);
     }
     ATH_UNROLL
-    for (int i = 0; i < 3; i++) {
-        if (k + i < t->n_in) add_floats(format, p, t, k + i, acc[i]);
-    }
-    ATH_UNROLL
-    for (int c = 0; c < p.n; c++) {
-        __m256 sum = _mm256_add_ps(_mm256_add_ps(acc[0][c], acc[1][c]), _mm256_add_ps(acc[2][c], acc[3][c]));
-        store_rows(t, p.c0 + c, p.half, sum);
-    }
+    for (int i = 0; i < 2 * n; i++) store_rows(t, c0 + i / 2, i % 2, acc[i / 2][i % 2]);
 }
 
 ATH_INLINE void tile_float(const ath_panel_format format, const int width, const ath_matmul_tile *t) {
-    const int n = width < 2 ? width : 2;
-    for (int c0 = 0; c0 < t->n_cols; c0 += n) {
-        part_float(format, (part){width, n, c0, 0}, t);
-        if (t->n_rows > HALF) part_float(format, (part){width, n, c0, 1}, t);
-    }
+    const int n = width < MOST ? width : MOST;
+    for (int c0 = 0; c0 < t->n_cols; c0 += n) columns_float(format, n, width, t, c0);
 }
 
 #define ATH_PANEL(type, bits, zero, table, blocks, min, sub)                                                 \
@@ -290,16 +295,12 @@ ATH_INLINE void tile_float(const ath_panel_format format, const int width, const
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
 
-#define FLOAT_TILES(type)                                                                                    \
-    static void type##_w1(const ath_matmul_tile *t) {                                                        \
-        tile_float(ATH_PANEL_##type, 1, t);                                                                  \
-    }                                                                                                        \
-    static void type##_w2(const ath_matmul_tile *t) {                                                        \
-        tile_float(ATH_PANEL_##type, 2, t);                                                                  \
-    }                                                                                                        \
-    static void type##_w4(const ath_matmul_tile *t) {                                                        \
-        tile_float(ATH_PANEL_##type, 4, t);                                                                  \
+#define FLOAT_TILE(type, width)                                                                              \
+    static void type##_w##width(const ath_matmul_tile *t) {                                                  \
+        tile_float(ATH_PANEL_##type, width, t);                                                              \
     }
+#define FLOAT_TILES(type)                                                                                    \
+    FLOAT_TILE(type, 1) FLOAT_TILE(type, 2) FLOAT_TILE(type, 4) FLOAT_TILE(type, 8) FLOAT_TILE(type, 16)
 FLOAT_TILES(F32)
 FLOAT_TILES(F16)
 FLOAT_TILES(BF16)
@@ -342,7 +343,7 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
     int32_t groups[8];
     _mm256_storeu_si256((__m256i *)groups,
                         _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
-    for (int g = 0; g < 8; g++) memcpy(tile + (g * width + c) * 4, &groups[g], 4);
+    for (int g = 0; g < 8; g++) memcpy(tile + ath_tile_q_at(width, c, 4 * g), &groups[g], 4);
     float sx = finite ? (float)(sum[0] + sum[1]) * dx : dx;
     memcpy(tile + 32 * width + 4 * c, &dx, 4);
     memcpy(tile + 36 * width + 4 * c, &sx, 4);
@@ -361,14 +362,15 @@ void ath_matmul_kernels_avx2(ath_matmul_kernels *k) {
 #define SET(type)                                                                                            \
     k->tile[ATH_PANEL_##type][0] = type##_w1;                                                                \
     k->tile[ATH_PANEL_##type][1] = type##_w2;                                                                \
-    k->tile[ATH_PANEL_##type][2] = type##_w4;
-#define ATH_PANEL(type, bits, zero, table, blocks, min, sub)                                                 \
-    SET(type) k->tile[ATH_PANEL_##type][3] = type##_w8;
+    k->tile[ATH_PANEL_##type][2] = type##_w4;                                                                \
+    k->tile[ATH_PANEL_##type][3] = type##_w8;
+#define SET_FLOAT(type)                                      SET(type) k->tile[ATH_PANEL_##type][4] = type##_w16;
+#define ATH_PANEL(type, bits, zero, table, blocks, min, sub) SET(type)
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
-    SET(F32)
-    SET(F16)
-    SET(BF16)
+    SET_FLOAT(F32)
+    SET_FLOAT(F16)
+    SET_FLOAT(BF16)
     k->quantise = quantise;
     k->isa = "avx2";
 }
