@@ -101,7 +101,7 @@ static inline double peak_f32(uint32_t flags) {
     return peak_rate(flags, 1);
 }
 
-/* GB/s of the fastest piece of n bytes, each read once. */
+/* GB/s of the fastest piece of n bytes, each read once, with what comes 4 KB later fetched ahead. */
 static inline double peak_read(const uint8_t *bytes, int64_t n, int64_t piece) {
     static volatile uint64_t keep;
     double best = 1e9;
@@ -109,8 +109,10 @@ static inline double peak_read(const uint8_t *bytes, int64_t n, int64_t piece) {
         const uint64_t *words = (const uint64_t *)(const void *)(bytes + at);
         uint64_t sums[16] = {0};
         double start = peak_now();
-        for (int64_t i = 0; i < piece / 8; i += 16)
+        for (int64_t i = 0; i < piece / 8; i += 16) {
+            for (int line = 0; line < 16; line += 8) __builtin_prefetch(words + i + 512 + line);
             for (int lane = 0; lane < 16; lane++) sums[lane] += words[i + lane];
+        }
         for (int lane = 0; lane < 16; lane++) keep += sums[lane];
         best = fmin(best, peak_now() - start);
     }
