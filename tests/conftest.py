@@ -4,6 +4,7 @@ ATH_BUILD    build with sanitizers (default build/test, else build): C test prog
 ATH_RELEASE  release build (default build): for tests that would take too long under sanitizers
 ATH_SHARED   folder with golden models and vocabularies (default ../shared); tests that need it are skipped without
 """
+import importlib
 import os
 import pathlib
 import subprocess
@@ -62,15 +63,16 @@ def made_models(tmp_path_factory):
 
 @pytest.fixture
 def family(request, made_models):
-    """family(name), for tests/models: the vector set of that name, else the golden model (the test is skipped without them)."""
+    """family(name), for tests/models: the vector set of that name, or what make_NAME.py makes, else the golden model (skipped without them)."""
     from golden import Golden
     from vector import NAMES, Vector
 
     def find(name):
         folder, made = made_models
-        if name not in NAMES:
+        by_script = (ROOT / f"tests/models/make_{name}.py").exists()
+        if name not in NAMES and not by_script:
             return Golden(request.getfixturevalue("golden") / name)
         if name not in made:
-            made[name] = Vector(name, folder)
+            made[name] = Golden(importlib.import_module(f"make_{name}").write_folder(folder / name)) if by_script else Vector(name, folder)
         return made[name]
     return find

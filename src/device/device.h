@@ -96,10 +96,15 @@ void ath_op_layer_norm(ath_device *dev, const float *x, const float *weight, con
 void ath_op_add_bias(ath_device *dev, float *x, const float *bias, int64_t n, int64_t rows);
 /* x[pairs][n] += bias[expert[pair]][n] */
 void ath_op_add_expert_bias(ath_device *dev, float *x, const float *bias, const int32_t *expert, int64_t n, int64_t pairs);
+/* x[rows][n] *= factor[n] */
+void ath_op_scale_channels(ath_device *dev, float *x, const float *factor, int64_t n, int64_t rows);
 /* x += y, n values in all */
 void ath_op_add(ath_device *dev, float *x, const float *y, int64_t n);
 /* x *= y, n values in all */
 void ath_op_multiply(ath_device *dev, float *x, const float *y, int64_t n);
+/* x[i * x_stride ...] += y[i * y_stride ...], n values each, for i < count. */
+void ath_op_add_strided(ath_device *dev, float *x, int64_t x_stride, const float *y, int64_t y_stride, int64_t n,
+                        int64_t count);
 /* x *= factor, n values in all */
 void ath_op_scale(ath_device *dev, float *x, float factor, int64_t n);
 /* x[row][n] *= factor[row] */
@@ -132,6 +137,19 @@ void ath_op_route(ath_device *dev, const ath_router *router, const float *logits
                   int64_t rows);
 /* y[row] = sum over slots, in slot order, of weight[row][s] * x[row][s][:]; y is overwritten. */
 void ath_op_mix_experts(ath_device *dev, const float *x, const float *weight, int n_used, float *y, int64_t n, int64_t rows);
+/* x[rows][n]: each row keeps what exceeds its mean by more than `deviations` standard deviations (of all n values), and
+ * that part only: max(0, x - mean - deviations * std). The sparsity of Gemma 3n. */
+void ath_op_keep_upper(ath_device *dev, float *x, float deviations, int64_t n, int64_t rows);
+/* Each of the vectors x[rows][groups][n] times sqrt(mean square of like[rows][n] / its own, which counts as `least` if it is
+ * below that). */
+void ath_op_match_rms(ath_device *dev, float *x, const float *like, float least, int64_t n, int64_t groups,
+                      int64_t rows);
+enum { ATH_MAX_STREAMS = 17 };
+/* Of the n_streams vectors of each row, x[rows][n_streams][n], the first n_out become sums of the first n_in:
+ * x[row][j] = sum over i < n_in, in that order, of weight[row][j][i] * x[row][i].
+ * n_out <= n_in <= n_streams <= ATH_MAX_STREAMS. */
+void ath_op_mix_streams(ath_device *dev, float *x, int n_streams, const float *weight, int n_in, int n_out,
+                        int64_t n, int64_t rows);
 /* dst[i * dst_stride ...] = src[i * src_stride ...], n values each, for i < count. */
 void ath_op_copy(ath_device *dev, float *dst, int64_t dst_stride, const float *src, int64_t src_stride, int64_t n,
                  int64_t count);

@@ -24,8 +24,14 @@ static void add_bias(const ath_pass *p, float *x, const float *bias, int64_t n) 
     if (bias) ath_op_add_bias(p->dev, x, bias, n, p->rows);
 }
 
-static void product(const ath_pass *p, const ath_weight *w, const float *x, float *out) {
+void ath_block_product(const ath_pass *p, const ath_weight *w, const float *x, float *out) {
     ath_op_matmul(p->dev, &w, &out, 1, x, p->rows);
+}
+
+float *ath_block_take(float **at, int64_t n) {
+    float *taken = *at;
+    *at += n;
+    return taken;
 }
 
 /* ---- attention */
@@ -118,7 +124,7 @@ void ath_block_attend(const ath_model *m, ath_pass *p, int il) {
         att = gates_of(p, l);
         ath_op_gate(p->dev, ATH_ACT_SIGMOID, att, p->att, p->rows * l->n_heads * l->head_dim_v);
     }
-    product(p, &l->wo, att, p->proj);
+    ath_block_product(p, &l->wo, att, p->proj);
     add_bias(p, p->proj, l->bo, m->n_embd);
 }
 
@@ -133,13 +139,14 @@ void ath_block_dense(const ath_model *m, ath_pass *p, const ath_ffn *f, const fl
         ath_op_matmul(p->dev, w, out, 2, h, p->rows);
         add_bias(p, p->gate, f->b_gate, n_ff);
         add_bias(p, p->up, f->b_up, n_ff);
+        if (f->sparse) ath_op_keep_upper(p->dev, p->gate, f->sparse_above, n_ff, p->rows);
         ath_op_gate(p->dev, m->act, p->gate, p->up, p->rows * n_ff);
     } else {
-        product(p, &f->up, h, p->up);
+        ath_block_product(p, &f->up, h, p->up);
         add_bias(p, p->up, f->b_up, n_ff);
         ath_op_gelu(p->dev, p->up, p->rows * n_ff);
     }
-    product(p, &f->down, inner, result);
+    ath_block_product(p, &f->down, inner, result);
     add_bias(p, result, f->b_down, m->n_embd);
 }
 
@@ -152,7 +159,7 @@ void ath_block_experts(const ath_model *m, ath_pass *p, int il, const float *h, 
     const ath_ffn *f = &l->ffn;
     int n_used = m->router.n_used;
     int64_t n_ff = f->up.n_out;
-    product(p, &l->router, router_h, p->router);
+    ath_block_product(p, &l->router, router_h, p->router);
     add_bias(p, p->router, l->b_router, m->router.n_experts);
     ath_router choice = m->router;
     choice.bias = l->b_choice;
@@ -172,7 +179,7 @@ void ath_block_experts(const ath_model *m, ath_pass *p, int il, const float *h, 
 static void feed_shared(const ath_model *m, ath_pass *p, const ath_layer *l, const float *h) {
     ath_block_dense(m, p, &l->shared, h, p->expert_out);
     if (l->shared_router.data) {
-        product(p, &l->shared_router, h, p->row_scale);
+        ath_block_product(p, &l->shared_router, h, p->row_scale);
         for (int64_t row = 0; row < p->rows; row++)
             p->row_scale[row] = 1 / (1 + ath_expf(-p->row_scale[row]));
         ath_op_scale_rows(p->dev, p->expert_out, p->row_scale, m->n_embd, p->rows);

@@ -102,16 +102,6 @@ static void deepseek2_load(ath_loader *in, ath_model *m) {
 
 /* ---- evaluation */
 
-static float *take(float **at, int64_t n) {
-    float *taken = *at;
-    *at += n;
-    return taken;
-}
-
-static void product(const ath_pass *p, const ath_weight *w, const float *x, float *out) {
-    ath_op_matmul(p->dev, &w, &out, 1, x, p->rows);
-}
-
 /* out[row][head] = w[head] . x[row][head] */
 static void product_per_head(const ath_pass *p, const ath_weight *w, const float *x, float *out, int n_heads,
                              const int32_t *heads) {
@@ -125,15 +115,15 @@ static void make_queries(const ath_model *m, ath_pass *p, int il, const float *h
     const latent_weights *own = weights_of(m, il);
     widths w = widths_of(m, il);
     int64_t n = p->rows * l->n_heads, head = w.nope + w.rope, key = w.latent + w.rope;
-    float *q = take(&scratch, n * head), *nope = take(&scratch, n * w.nope);
-    float *rotated = take(&scratch, n * w.rope), *latent = take(&scratch, n * w.latent);
+    float *q = ath_block_take(&scratch, n * head), *nope = ath_block_take(&scratch, n * w.nope);
+    float *rotated = ath_block_take(&scratch, n * w.rope), *latent = ath_block_take(&scratch, n * w.latent);
     if (own->wq_a.data) {
-        float *a = take(&scratch, p->rows * w.q_lora);
-        product(p, &own->wq_a, h, a);
+        float *a = ath_block_take(&scratch, p->rows * w.q_lora);
+        ath_block_product(p, &own->wq_a, h, a);
         ath_op_rms_norm(p->dev, a, own->q_a_norm, m->norm_eps, a, w.q_lora, 1, p->rows);
         h = a;
     }
-    product(p, &l->wq, h, q);
+    ath_block_product(p, &l->wq, h, q);
     ath_op_copy(p->dev, nope, w.nope, q, head, w.nope, n);
     ath_op_copy(p->dev, rotated, w.rope, q + w.nope, head, w.rope, n);
     ath_op_rope(p->dev, l->rope, rotated, p->pos, l->n_heads, (int)w.rope, p->rows);
@@ -147,8 +137,8 @@ static void make_keys(const ath_model *m, ath_pass *p, int il, const float *h, f
     const ath_layer *l = &m->layers[il];
     widths w = widths_of(m, il);
     int64_t key = w.latent + w.rope;
-    float *rotated = take(&scratch, p->rows * w.rope);
-    product(p, &l->wk, h, p->k);
+    float *rotated = ath_block_take(&scratch, p->rows * w.rope);
+    ath_block_product(p, &l->wk, h, p->k);
     ath_op_copy(p->dev, p->v, w.latent, p->k, key, w.latent, p->rows);
     ath_op_rms_norm(p->dev, p->v, weights_of(m, il)->kv_a_norm, m->norm_eps, p->v, w.latent, 1, p->rows);
     ath_op_copy(p->dev, rotated, w.rope, p->k + w.latent, key, w.rope, p->rows);
@@ -160,14 +150,15 @@ static void make_keys(const ath_model *m, ath_pass *p, int il, const float *h, f
 static void deepseek2_layer(const ath_model *m, ath_pass *p, int il) {
     const ath_layer *l = &m->layers[il];
     float *scratch = p->scratch;
-    int32_t *heads = (int32_t *)take(&scratch, p->rows * l->n_heads); /* "experts" of per-head matrices */
+    /* "experts" of per-head matrices */
+    int32_t *heads = (int32_t *)ath_block_take(&scratch, p->rows * l->n_heads);
     for (int64_t i = 0; i < p->rows * l->n_heads; i++) heads[i] = (int32_t)(i % l->n_heads);
     const float *h = ath_block_norm(m, p, p->x, &l->attn_norm, p->h, p->rows);
     make_queries(m, p, il, h, scratch, heads);
     make_keys(m, p, il, h, scratch);
     ath_block_attention(m, p, il);
     product_per_head(p, &weights_of(m, il)->wv_b, p->att, scratch, l->n_heads, heads);
-    product(p, &l->wo, scratch, p->proj);
+    ath_block_product(p, &l->wo, scratch, p->proj);
     ath_block_add(m, p);
 
     ath_block_ffn(m, p, il, ath_block_norm(m, p, p->x, &l->ffn_norm, p->h, p->rows));

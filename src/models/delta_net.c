@@ -111,22 +111,16 @@ typedef struct activations { /* of a pass: [rows][...] in its scratch */
     float *qkv, *z, *out, *beta, *alpha, *beta_alpha, *qk;
 } activations;
 
-static float *take(float **at, int64_t n) {
-    float *taken = *at;
-    *at += n;
-    return taken;
-}
-
 static activations activations_of(const ath_pass *p, const delta_net *d) {
     float *at = p->scratch;
     activations a;
-    a.qkv = take(&at, p->rows * d->qkv.n_out);
-    a.z = take(&at, p->rows * d->z.n_out);
-    a.out = take(&at, p->rows * d->z.n_out);
-    a.beta = take(&at, p->rows * d->n_v_heads);
-    a.alpha = take(&at, p->rows * d->n_v_heads);
-    a.beta_alpha = take(&at, p->rows * 2 * d->n_v_heads);
-    a.qk = take(&at, p->rows * d->n_k_heads);
+    a.qkv = ath_block_take(&at, p->rows * d->qkv.n_out);
+    a.z = ath_block_take(&at, p->rows * d->z.n_out);
+    a.out = ath_block_take(&at, p->rows * d->z.n_out);
+    a.beta = ath_block_take(&at, p->rows * d->n_v_heads);
+    a.alpha = ath_block_take(&at, p->rows * d->n_v_heads);
+    a.beta_alpha = ath_block_take(&at, p->rows * 2 * d->n_v_heads);
+    a.qk = ath_block_take(&at, p->rows * d->n_k_heads);
     return a;
 }
 

@@ -259,6 +259,15 @@ void ath_load_parts(ath_loader *in, ath_weight *const *w, const int64_t *n_out, 
 
 /* ---- the usual groups */
 
+static void load_kv(ath_loader *in, ath_layer *l, int64_t n_k, int64_t n_v, int il) {
+    int64_t n_embd = in->model->n_embd;
+    unsigned v_flags = l->v_may_be_k && n_k == n_v ? ATH_LOAD_OPTIONAL : 0;
+    ath_load_matrix(in, &l->wk, n_embd, n_k, 1, 0, "blk.%d.attn_k.weight", il);
+    ath_load_matrix(in, &l->wv, n_embd, n_v, 1, v_flags, "blk.%d.attn_v.weight", il);
+    l->bk = ath_load_vector(in, n_k, ATH_LOAD_OPTIONAL, "blk.%d.attn_k.bias", il);
+    l->bv = ath_load_vector(in, n_v, ATH_LOAD_OPTIONAL, "blk.%d.attn_v.bias", il);
+}
+
 void ath_load_attention(ath_loader *in, ath_layer *l, int il) {
     int64_t n_embd = in->model->n_embd;
     int64_t n_q = (int64_t)l->n_heads * l->head_dim_k * (l->gated ? 2 : 1);
@@ -271,11 +280,8 @@ void ath_load_attention(ath_loader *in, ath_layer *l, int il) {
         if (bias) l->bq = bias, l->bk = bias + n_q, l->bv = bias + n_q + n_k;
     } else {
         ath_load_matrix(in, &l->wq, n_embd, n_q, 1, 0, "blk.%d.attn_q.weight", il);
-        ath_load_matrix(in, &l->wk, n_embd, n_k, 1, 0, "blk.%d.attn_k.weight", il);
-        ath_load_matrix(in, &l->wv, n_embd, n_v, 1, 0, "blk.%d.attn_v.weight", il);
         l->bq = ath_load_vector(in, n_q, ATH_LOAD_OPTIONAL, "blk.%d.attn_q.bias", il);
-        l->bk = ath_load_vector(in, n_k, ATH_LOAD_OPTIONAL, "blk.%d.attn_k.bias", il);
-        l->bv = ath_load_vector(in, n_v, ATH_LOAD_OPTIONAL, "blk.%d.attn_v.bias", il);
+        if (l->kv_layer == il) load_kv(in, l, n_k, n_v, il);
     }
     ath_load_matrix(in, &l->wo, (int64_t)l->n_heads * l->head_dim_v, n_embd, 1, 0, "blk.%d.attn_output.weight", il);
     l->bo = ath_load_vector(in, n_embd, ATH_LOAD_OPTIONAL, "blk.%d.attn_output.bias", il);
@@ -451,7 +457,7 @@ void ath_load_head_norms(ath_loader *in, ath_layer *l, int il) {
     bool whole = in->model->qk_norm_whole;
     int64_t n_q = whole ? l->n_heads : 1, n_k = whole ? l->n_kv_heads : 1;
     l->q_norm = ath_load_vector(in, n_q * l->head_dim_k, 0, "blk.%d.attn_q_norm.weight", il);
-    l->k_norm = ath_load_vector(in, n_k * l->head_dim_k, 0, "blk.%d.attn_k_norm.weight", il);
+    if (l->kv_layer == il) l->k_norm = ath_load_vector(in, n_k * l->head_dim_k, 0, "blk.%d.attn_k_norm.weight", il);
 }
 
 void ath_load_post_norms(ath_loader *in, ath_layer *l, int il) {
@@ -566,6 +572,24 @@ void ath_load_drop_predicting_layers(ath_loader *in) {
     else
         ath_load_fail(in, ATH_ERR_FORMAT, "key %s.nextn_predict_layers is %u of %d layers", in->arch, n,
                       m->n_layers);
+}
+
+void ath_load_shared_kv(ath_loader *in, uint32_t n_default) {
+    ath_model *m = in->model;
+    uint32_t n_shared = ath_load_u32(in, "attention.shared_kv_layers", n_default);
+    if (n_shared >= (uint32_t)m->n_layers) {
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.attention.shared_kv_layers is %u of %d layers", in->arch,
+                      n_shared, m->n_layers);
+        return;
+    }
+    int n_own = m->n_layers - (int)n_shared;
+    for (int il = n_own; il < m->n_layers; il++) {
+        int source = n_own - 1;
+        while (source >= 0 && m->layers[source].window != m->layers[il].window) source--;
+        if (source < 0)
+            ath_load_fail(in, ATH_ERR_FORMAT, "layer %d shares the K and V of a layer that isn't there", il);
+        m->layers[il].kv_layer = source;
+    }
 }
 
 static void check_rotations(ath_loader *in) {

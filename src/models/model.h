@@ -36,6 +36,8 @@ typedef struct ath_norm {
 typedef struct ath_ffn {
     ath_weight gate, up, down;      /* [n_ff, n_embd] x 2, [n_embd, n_ff]; n_experts of them */
     float *b_gate, *b_up, *b_down;  /* [n_experts][n_ff] x 2, [n_experts][n_embd] */
+    bool sparse;                    /* of the gate's values only the upper ones count: ath_op_keep_upper ... */
+    float sparse_above;             /* ... with this many deviations. Dense feed-forward only */
 } ath_ffn;
 
 /* Weights of a decoder layer; what an architecture doesn't have stays NULL (w.data == NULL). Shapes as [n_out, n_in]. */
@@ -43,6 +45,7 @@ typedef struct ath_layer {
     int n_heads, n_kv_heads, head_dim_k, head_dim_v;
     int kv_layer;        /* the layer whose K and V it reads: itself, or an earlier one */
     int64_t n_state;     /* float32 values of a recurrent layer's state; 0: the layer has attention */
+    bool v_may_be_k;     /* without a matrix wv, V is K's projection */
     bool v_in_k;         /* V is the first head_dim_v channels of K: one row in the cache */
     int64_t n_ff;        /* width of a dense feed-forward */
     int64_t window;      /* tokens visible, own included; 0: all */
@@ -231,8 +234,12 @@ void ath_load_f32_matrix(ath_loader *in, ath_weight *w, const float *rows, int64
 void ath_load_begin_adapters(ath_loader *in);
 void ath_load_adapters(ath_loader *in, ath_weight *w, ath_str name, int64_t row0, int64_t n_all, bool table);
 void ath_load_end_adapters(ath_loader *in);
-/* Q, K, V and their optional biases from separate tensors or a fused attn_qkv; also wo and its bias. */
+/* Q, K, V and their optional biases from separate tensors or a fused attn_qkv; also wo and its bias. No K and V
+ * for a layer that reads another's. */
 void ath_load_attention(ath_loader *in, ath_layer *l, int il);
+/* The last layers, as many as the file says (else n_default), read K and V of the last one of their kind, windowed or
+ * full, that has its own. After windows are loaded, before weights. */
+void ath_load_shared_kv(ath_loader *in, uint32_t n_default);
 /* Dense gate, up, down with optional biases; gate and up may be fused in ffn_up, gate first. */
 void ath_load_ffn(ath_loader *in, ath_layer *l, int il);
 /* Dense up and down with optional biases: no gate. */
@@ -259,7 +266,32 @@ void ath_load_window_rope(ath_loader *in, float default_base);
  * file's own attention.sliding_window_pattern. */
 void ath_load_windows(ath_loader *in, uint32_t default_period);
 
+/* Per-layer embeddings (parts.c): each layer gets a part of a token besides the residual stream. */
+typedef struct ath_part_weights {
+    ath_weight gate, proj; /* [n_each, n_embd], [n_embd, n_each] */
+    ath_norm post_norm;    /* [n_embd] */
+} ath_part_weights;
+typedef struct ath_parts {
+    int64_t n_each;        /* width of a part; 0: there are none */
+    int64_t n_scratch;     /* floats per row at the start of ath_pass.scratch, kept through all layers */
+    ath_weight embd;       /* [n_vocab, n_layers * n_each], file layout */
+    ath_weight model_proj; /* [n_layers * n_each, n_embd] */
+    float *proj_norm;      /* [n_each] */
+    ath_part_weights *layers;
+} ath_parts;
+/* Fills *parts, with n_each = 0 where the file has none. n_scratch is to be added to the model's. */
+void ath_load_layer_parts(ath_loader *in, ath_parts *parts);
+
 /* ---- for architecture files: the usual blocks */
+
+/* out [rows][w->n_out] = x . w */
+void ath_block_product(const ath_pass *p, const ath_weight *w, const float *x, float *out);
+/* The next n floats of scratch memory. */
+float *ath_block_take(float **at, int64_t n);
+/* The parts of all layers, from the embeddings in x: before the first layer. */
+void ath_block_make_parts(const ath_model *m, ath_pass *p, const ath_parts *parts);
+/* proj = norm(Wp (act(Wg x) * part)) */
+void ath_block_part(const ath_model *m, ath_pass *p, const ath_parts *parts, int il, const float *x);
 
 /* q, k, v of h: projections, biases, norms where present, rotation. A layer that reads another's K and V gets
  * q alone; without a matrix wv, v is k's projection. */

@@ -12,6 +12,7 @@
     X(gemma, "gemma")                                                                                        \
     X(gemma2, "gemma2")                                                                                      \
     X(gemma3, "gemma3")                                                                                      \
+    X(gemma3n, "gemma3n")                                                                                    \
     X(gemma4, "gemma4")                                                                                      \
     X(glm4, "glm4")                                                                                          \
     X(glm4moe, "glm4moe")                                                                                    \

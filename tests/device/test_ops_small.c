@@ -63,6 +63,89 @@ static void test_factors(void **unused) {
     memcpy(y, x, sizeof y);
     ath_op_scale_rows(dev, y, weight, N, ROWS);
     for (int i = 0; i < ROWS * N; i++) assert_true(y[i] == x[i] * weight[i / N]);
+    memcpy(y, x, sizeof y);
+    ath_op_scale_channels(dev, y, weight, N, ROWS);
+    for (int i = 0; i < ROWS * N; i++) assert_true(y[i] == x[i] * weight[i % N]);
+    memcpy(y, x, sizeof y);
+    ath_op_add_strided(dev, y + 3, N, bias, 10, 7, ROWS);
+    for (int i = 0; i < ROWS * N; i++) {
+        int row = i / N, at = i % N - 3;
+        assert_true(y[i] == (at >= 0 && at < 7 ? x[i] + bias[10 * row + at] : x[i]));
+    }
+    ath_device_free(dev);
+}
+
+static double mean_square(const float *a, int n, double around) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += ((double)a[i] - around) * ((double)a[i] - around) / n;
+    return sum;
+}
+
+static void test_keep_upper(void **unused) {
+    (void)unused;
+    ath_device *dev = start();
+    for (int n = 1; n <= N; n += 23) {
+        for (int k = 0; k < 4; k++) {
+            const float deviations = (const float[]){1.6448534f, 0, -0.5f, 100}[k];
+            memcpy(y, x, sizeof y);
+            ath_op_keep_upper(dev, y, deviations, n, ROWS);
+            for (int row = 0; row < ROWS; row++) {
+                const float *a = x + row * n;
+                double mean = 0;
+                for (int i = 0; i < n; i++) mean += (double)a[i] / n;
+                double cut = mean + (double)deviations * sqrt(mean_square(a, n, mean));
+                for (int i = 0; i < n; i++) {
+                    assert_true(fabs((double)y[row * n + i] - fmax(0, (double)a[i] - cut)) < 2e-5);
+                    if ((double)a[i] < cut - 1e-4) assert_true(y[row * n + i] == 0);
+                }
+            }
+            assert_true(y[ROWS * n - 1] != x[ROWS * n - 1] && (n == N || y[ROWS * n] == x[ROWS * n]));
+        }
+    }
+    ath_device_free(dev);
+}
+
+static void test_match_rms(void **unused) {
+    (void)unused;
+    enum { GROUPS = 3, ROWS_OF_3 = ROWS / 3, WIDE = 90 };
+    ath_device *dev = start();
+    static float like[ROWS_OF_3 * WIDE];
+    for (int i = 0; i < ROWS_OF_3 * WIDE; i++) like[i] = test_uniform(&state) * (float)(1 + i / WIDE);
+    for (int i = 0; i < WIDE; i++)
+        y[4 * WIDE + i] = x[4 * WIDE + i] *= 1e-4f; /* the second row's second: too weak */
+    ath_op_match_rms(dev, y, like, 1e-3f, WIDE, GROUPS, ROWS_OF_3);
+    for (int v = 0; v < ROWS_OF_3 * GROUPS; v++) {
+        double own = mean_square(x + v * WIDE, WIDE, 0),
+               wanted = mean_square(like + v / GROUPS * WIDE, WIDE, 0);
+        assert_true(v == 4 ? own < 1e-3 : own > 1e-3);
+        double factor = sqrt(wanted / fmax(own, 1e-3));
+        for (int i = v * WIDE; i < (v + 1) * WIDE; i++)
+            assert_true(fabs((double)y[i] - (double)x[i] * factor) <= 2e-6 * fabs((double)y[i]));
+    }
+    ath_device_free(dev);
+}
+
+/* Five streams a row; three, four or all of them become sums of as many or more. */
+static void test_mix_streams(void **unused) {
+    (void)unused;
+    enum { STREAMS = 5, N_ROWS = 7 };
+    ath_device *dev = start();
+    for (int n = 1; n <= 200; n += 33) {
+        for (int n_in = 3; n_in <= STREAMS; n_in++) {
+            for (int n_out = 3; n_out <= n_in; n_out++) {
+                memcpy(y, x, sizeof y);
+                ath_op_mix_streams(dev, y, STREAMS, weight, n_in, n_out, n, N_ROWS);
+                for (int i = 0; i < N_ROWS * STREAMS * n; i++) {
+                    int row = i / (STREAMS * n), j = i / n % STREAMS;
+                    double truth = j < n_out ? 0 : (double)x[i];
+                    for (int k = 0; k < n_in && j < n_out; k++)
+                        truth += (double)weight[(row * n_out + j) * n_in + k] *
+                                 (double)x[(row * STREAMS + k) * n + i % n];
+                    assert_true(fabs((double)y[i] - truth) < 5e-6);
+                }
+            }
+        }
+    }
     ath_device_free(dev);
 }
 
@@ -148,8 +231,10 @@ static void test_routes(void **unused) {
 int main(void) {
     printf("seed %d\n", SEED);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layer_norm), cmocka_unit_test(test_factors), cmocka_unit_test(test_expert_bias),
-        cmocka_unit_test(test_gelu),       cmocka_unit_test(test_routes),
+        cmocka_unit_test(test_layer_norm),  cmocka_unit_test(test_factors),
+        cmocka_unit_test(test_expert_bias), cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_routes),      cmocka_unit_test(test_keep_upper),
+        cmocka_unit_test(test_match_rms),   cmocka_unit_test(test_mix_streams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

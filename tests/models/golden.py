@@ -4,7 +4,8 @@ import json
 import gguf
 import numpy as np
 
-WINDOWED = {"gemma2": 2, "gemma3": 6, "cohere2": 3, "gpt-oss": 1, "gpt-oss-mxfp4": 2, "gpt-oss-notrunc": 1, "gemma4": 4}
+WINDOWED = {"gemma2": 2, "gemma3": 6, "cohere2": 3, "gpt-oss": 1, "gpt-oss-mxfp4": 2, "gpt-oss-notrunc": 1, "gemma3n": 8,
+            "gemma4": 4}
 
 
 class Golden:

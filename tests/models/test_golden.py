@@ -12,7 +12,7 @@ from golden import Golden, logits, mean_kld
 MODELS = ["llama", "llama3-rope", "llama-long", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-yarn", "qwen3-long", "gemma3",
           "gemma", "gemma2", "qwen3moe", "qwen2moe", "phi3", "phi3-longrope", "ministral3", "granite", "glm4", "smollm3",
           "olmo2", "starcoder2", "command-r", "cohere2", "gpt2", "gpt-oss", "gpt-oss-mxfp4", "gpt-oss-notrunc", "deepseek2", "deepseek3",
-          "gemma4", "qwen35", "qwen35moe", "qwen3next"] + vector.NAMES
+          "gemma3n", "gemma4", "qwen35", "qwen35moe", "qwen3next"] + vector.NAMES
 LONG = {"llama-long", "qwen3-long"}
 # Activations are rounded to 8 bits for these products, and a router's choice may flip: the limits of the README's row.
 QUANTISED = {"gpt-oss-mxfp4": (2, 5e-3)}

@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
+from make_gemma3n import make_gemma3n
 from make_golden_like import Shape, make_model
 
 SMALL = Shape(head_dim=32, ff=64, vocab=300)
@@ -209,3 +210,16 @@ def test_output_that_cannot_be_written(athanor, tmp_path):
     done = athanor("logits", "-m", model(tmp_path), "--ids", "5", "-o", tmp_path / "no/where.f32", check=False)
     assert done.returncode == 1
     assert re.fullmatch(r"error: .*no/where\.f32.*\n", done.stderr.decode()), done.stderr
+
+
+@pytest.mark.parametrize("keys, words", [
+    ({"altup.num_inputs": 17}, ["altup.num_inputs 17"]), ({"altup.num_inputs": 1}, ["altup.num_inputs 1"]),
+    ({"altup.active_idx": 1}, ["active_idx 1"]), ({"altup.num_inputs": 3}, ["altup_proj.weight", "shape"]),
+    ({"activation_sparsity_scale": [1.5] * 9}, ["activation_sparsity_scale"]), ({"activation_sparsity_scale": 1.5}, ["activation_sparsity_scale"]),
+    ({"activation_sparsity_scale": [float("nan")] * 10}, ["activation_sparsity_scale", "layer 0"]),
+    ({"attention.shared_kv_layers": 10}, ["attention.shared_kv_layers"]), ({"attention.shared_kv_layers": 6}, ["layer 4", "shares"]),
+    ({"embedding_length_per_layer_input": 0}, ["embedding_length_per_layer_input"]),
+    ({"embedding_length_per_layer_input": 17}, ["per_layer_token_embd.weight"]),
+])
+def test_gemma3n(refused, tmp_path, keys, words):
+    refused(make_gemma3n(tmp_path / "model.gguf", keys=keys), words)

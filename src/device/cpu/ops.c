@@ -159,6 +159,18 @@ void ath_op_scale_rows(ath_device *dev, float *x, const float *factor, int64_t n
     ath_parallel_ranges(dev, scale_rows_range, &r, rows, n / 4);
 }
 
+static void scale_channels_range(void *arg, int64_t begin, int64_t end) {
+    const sum_run *r = arg;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t i = 0; i < r->n; i++) r->x[row * r->n + i] *= r->y[i];
+    }
+}
+
+void ath_op_scale_channels(ath_device *dev, float *x, const float *factor, int64_t n, int64_t rows) {
+    sum_run r = {x, factor, n};
+    ath_parallel_ranges(dev, scale_channels_range, &r, rows, n / 4);
+}
+
 enum { CHUNK = 64 }; /* values of an element-wise op that are handed out together */
 
 static void add_range(void *arg, int64_t begin, int64_t end) {
@@ -231,6 +243,45 @@ void ath_op_gelu(ath_device *dev, float *x, int64_t n) {
     ath_parallel_ranges(dev, gelu_range, &r, (n + CHUNK - 1) / CHUNK, CHUNK);
 }
 
+static void keep_upper_range(void *arg, int64_t begin, int64_t end) {
+    const norm_run *r = arg;
+    for (int64_t row = begin; row < end; row++) {
+        float *x = r->y + row * r->n, mean = sum_values(x, r->n) / (float)r->n;
+        for (int64_t i = 0; i < r->n; i++) x[i] -= mean;
+        float cut = r->eps * sqrtf(sum_squares(x, r->n) / (float)r->n);
+        for (int64_t i = 0; i < r->n; i++) x[i] = x[i] > cut ? x[i] - cut : 0;
+    }
+}
+
+void ath_op_keep_upper(ath_device *dev, float *x, float deviations, int64_t n, int64_t rows) {
+    norm_run r = {.eps = deviations, .y = x, .n = n};
+    ath_parallel_ranges(dev, keep_upper_range, &r, rows, n);
+}
+
+typedef struct match_run {
+    float *x;
+    const float *like;
+    float least;
+    int64_t n, groups;
+} match_run;
+
+static void match_range(void *arg, int64_t begin, int64_t end) {
+    const match_run *r = arg;
+    for (int64_t v = begin; v < end; v++) {
+        float *x = r->x + v * r->n;
+        float own = sum_squares(x, r->n) / (float)r->n;
+        float like = sum_squares(r->like + v / r->groups * r->n, r->n) / (float)r->n;
+        float scale = sqrtf(like / fmaxf(own, r->least));
+        for (int64_t i = 0; i < r->n; i++) x[i] *= scale;
+    }
+}
+
+void ath_op_match_rms(ath_device *dev, float *x, const float *like, float least, int64_t n, int64_t groups,
+                      int64_t rows) {
+    match_run r = {x, like, least, n, groups};
+    ath_parallel_ranges(dev, match_range, &r, rows * groups, n / 2);
+}
+
 typedef struct copy_run {
     float *dst;
     const float *src;
@@ -247,6 +298,55 @@ void ath_op_copy(ath_device *dev, float *dst, int64_t dst_stride, const float *s
                  int64_t count) {
     copy_run r = {dst, src, dst_stride, src_stride, n};
     ath_parallel_ranges(dev, copy_range, &r, count, n / 4);
+}
+
+static void add_strided_range(void *arg, int64_t begin, int64_t end) {
+    const copy_run *r = arg;
+    for (int64_t i = begin; i < end; i++) {
+        float *x = r->dst + i * r->dst_stride;
+        const float *y = r->src + i * r->src_stride;
+        for (int64_t k = 0; k < r->n; k++) x[k] += y[k];
+    }
+}
+
+void ath_op_add_strided(ath_device *dev, float *x, int64_t x_stride, const float *y, int64_t y_stride, int64_t n,
+                        int64_t count) {
+    copy_run r = {x, y, x_stride, y_stride, n};
+    ath_parallel_ranges(dev, add_strided_range, &r, count, n / 4);
+}
+
+typedef struct streams_run {
+    float *x;
+    const float *weight;
+    int n_streams, n_in, n_out;
+    int64_t n, pieces; /* channels of a stream, in pieces of CHUNK */
+} streams_run;
+
+static void mix_piece(const streams_run *r, float *x, const float *weight, int n) {
+    float in[ATH_MAX_STREAMS][CHUNK];
+    for (int i = 0; i < r->n_in; i++) memcpy(in[i], x + i * r->n, (size_t)n * sizeof(float));
+    for (int j = 0; j < r->n_out; j++, weight += r->n_in) {
+        float *out = x + j * r->n;
+        for (int k = 0; k < n; k++) out[k] = weight[0] * in[0][k];
+        for (int i = 1; i < r->n_in; i++) {
+            for (int k = 0; k < n; k++) out[k] += weight[i] * in[i][k];
+        }
+    }
+}
+
+static void mix_streams_range(void *arg, int64_t begin, int64_t end) {
+    const streams_run *r = arg;
+    for (int64_t task = begin; task < end; task++) {
+        int64_t row = task / r->pieces, at = task % r->pieces * CHUNK;
+        int n = (int)(r->n - at < CHUNK ? r->n - at : CHUNK);
+        mix_piece(r, r->x + row * r->n_streams * r->n + at, r->weight + row * r->n_out * r->n_in, n);
+    }
+}
+
+void ath_op_mix_streams(ath_device *dev, float *x, int n_streams, const float *weight, int n_in, int n_out,
+                        int64_t n, int64_t rows) {
+    streams_run r = {x, weight, n_streams, n_in, n_out, n, (n + CHUNK - 1) / CHUNK};
+    ath_parallel_ranges(dev, mix_streams_range, &r, rows * r.pieces, CHUNK / 4 * n_in * n_out);
 }
 
 typedef struct mix_run {
