@@ -96,6 +96,7 @@ static void fill_rope(ath_loader *in, ath_rope *rope, const scaling *s, int n_ro
     *rope = (ath_rope){.n_rot = n_rot, .neox = neox, .inv_freq = f, .magnitude = (float)s->attn_factor};
     if (!s->yarn || s->freq_scale >= 1) return;
     in->model->yarn_factor = 1 / s->freq_scale;
+    if (s->ext_factor == 0) return; /* plain interpolation: no magnitude either */
     double length = -log(s->freq_scale), magnitude = 1 + 0.1 * length;
     if (s->log_multiplier != 0) magnitude /= 1 + 0.1 * s->log_multiplier * length;
     rope->magnitude = (float)(s->attn_factor * magnitude);
