@@ -214,6 +214,8 @@ ath_engine_params ath_tool_metadata_params(const ath_args *args) {
     ath_engine_params p = ath_engine_params_default();
     p.model_path = ATH_ARG_TEXT(args, MODEL);
     p.kv_overrides = ATH_ARG_TEXT(args, OVERRIDE_KV);
+    p.closest_pre = ATH_ARG_ON(args, CLOSEST_PRE);
+    if (p.closest_pre) p.log = ath_tool_log_callback; /* says what was taken */
     p.metadata_only = true;
     return p;
 }
@@ -222,6 +224,7 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     *p = ath_engine_params_default();
     p->model_path = ATH_ARG_TEXT(args, MODEL);
     p->kv_overrides = ATH_ARG_TEXT(args, OVERRIDE_KV);
+    p->closest_pre = ATH_ARG_ON(args, CLOSEST_PRE);
     p->log = ath_tool_log_callback;
     p->adapters = the_adapters.list;
     p->n_adapters = the_adapters.n;

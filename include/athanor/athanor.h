@@ -72,6 +72,7 @@ typedef struct ath_engine_params {
     bool check_tensors;  /* refuse NaN and infinity in weights */
     uint32_t cpu_mask;   /* CPU features that may be used, ~0u: all (see --isa) */
     const char *kv_overrides; /* metadata in place of the file's: "KEY=TYPE:VALUE,...", TYPE int, float, bool, str; NULL: none */
+    bool closest_pre;         /* for a pre-tokenizer that is not known the known one that fits the vocabulary, with a warning */
     const ath_adapter_params *adapters; /* [n_adapters]; added up; may be NULL */
     int n_adapters;
     ath_log_fn log;      /* NULL: silent */

@@ -129,7 +129,7 @@ static ath_status open_all(ath_engine *e, const ath_engine_params *p, ath_error 
         return status;
     }
     if (e->model && e->device) e->matmul_kernel = main_kernel(e);
-    if (ath_tokenizer_create(&e->tokenizer, e->gguf, &e->log, &e->tokenizer_error) != ATH_OK)
+    if (ath_tokenizer_create(&e->tokenizer, e->gguf, p->closest_pre, &e->log, &e->tokenizer_error) != ATH_OK)
         ath_log_line(&e->log, ATH_LOG_WARN, "text can't be tokenized with this file: %s", e->tokenizer_error.message);
     return check_vocabulary(e, err);
 }

@@ -31,7 +31,42 @@ static ath_status load_model(ath_tokenizer *t, const ath_gguf *gguf, ath_error *
                     (int)(model.size < 60 ? model.size : 60), model.data);
 }
 
-static ath_status load_pre(ath_tokenizer *t, const ath_gguf *gguf, const ath_log *log, ath_error *err) {
+/* The first name of a row. */
+static ath_str name_of(const ath_pre *pre) {
+    return (ath_str){pre->names, strcspn(pre->names, " ")};
+}
+
+static ath_status refuse_pre(const char *name, ath_error *err) {
+    char names[320] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < ath_pre_count && used < sizeof names; i++) {
+        ath_str known = name_of(&ath_pre_table[i]);
+        used += (size_t)snprintf(names + used, sizeof names - used, " %.*s", (int)known.size, known.data);
+    }
+    return ATH_FAIL(err, ATH_ERR_UNSUPPORTED,
+                    "pre-tokenizer \"%s\" is not known; --closest-pre takes one that fits the vocabulary, "
+                    "--override-kv tokenizer.ggml.pre=str:NAME one of:%s",
+                    name, names);
+}
+
+static ath_status take_closest_pre(ath_tokenizer *t, const ath_log *log, ath_error *err) {
+    size_t cut, n;
+    ATH_TRY(ath_pre_closest(t, &t->pre, &cut, &n, err));
+    if (!t->pre)
+        return ATH_FAIL(err, ATH_ERR_UNSUPPORTED,
+                        "pre-tokenizer \"%s\" is not known, and no other fits the vocabulary: each cuts %zu or more "
+                        "of its %zu tokens",
+                        t->pre_name, cut, n);
+    ath_str name = name_of(t->pre);
+    ath_log_line(log, ATH_LOG_WARN,
+                 "pre-tokenizer \"%s\" is not known: using \"%.*s\", which cuts %zu of the vocabulary's %zu tokens; "
+                 "text may be cut in other ways than the model learned",
+                 t->pre_name, (int)name.size, name.data, cut, n);
+    snprintf(t->pre_name, sizeof t->pre_name, "%.*s", (int)name.size, name.data);
+    return ATH_OK;
+}
+
+static ath_status load_pre(ath_tokenizer *t, const ath_gguf *gguf, bool closest, const ath_log *log, ath_error *err) {
     if (t->kind == ATH_TOKENIZER_SPM) return ATH_OK;
     ath_str pre = {"gemma4", 6};
     if (t->kind == ATH_TOKENIZER_BPE) {
@@ -45,15 +80,7 @@ static ath_status load_pre(ath_tokenizer *t, const ath_gguf *gguf, const ath_log
     t->pre = ath_pre_find(pre.data, pre.size);
     snprintf(t->pre_name, sizeof t->pre_name, "%.*s", (int)(pre.size < 60 ? pre.size : 60), pre.data);
     if (t->pre) return ATH_OK;
-    char names[420];
-    size_t used = 0;
-    for (size_t i = 0; i < ath_pre_count && used < sizeof names; i++) {
-        used += (size_t)snprintf(names + used, sizeof names - used, " %s", ath_pre_table[i].names);
-    }
-    return ATH_FAIL(err, ATH_ERR_UNSUPPORTED,
-                    "pre-tokenizer \"%s\" is not known; --override-kv tokenizer.ggml.pre=str:NAME takes one "
-                    "of those that are:%s",
-                    t->pre_name, names);
+    return closest ? take_closest_pre(t, log, err) : refuse_pre(t->pre_name, err);
 }
 
 static void load_byte_tokens(ath_tokenizer *t, const ath_log *log) {
@@ -73,10 +100,10 @@ static void load_byte_tokens(ath_tokenizer *t, const ath_log *log) {
     }
 }
 
-static ath_status load(ath_tokenizer *t, const ath_gguf *gguf, const ath_log *log, ath_error *err) {
+static ath_status load(ath_tokenizer *t, const ath_gguf *gguf, bool closest_pre, const ath_log *log, ath_error *err) {
     ATH_TRY(load_model(t, gguf, err));
-    ATH_TRY(load_pre(t, gguf, log, err));
     ATH_TRY(ath_vocab_load(&t->vocab, gguf, err));
+    ATH_TRY(load_pre(t, gguf, closest_pre, log, err));
     if (t->kind == ATH_TOKENIZER_SPM) ATH_TRY(ath_spm_load(t, gguf, err));
     else ATH_TRY(ath_bpe_load(t, gguf, err));
     ATH_TRY(ath_special_load(t, gguf, log, err));
@@ -84,11 +111,12 @@ static ath_status load(ath_tokenizer *t, const ath_gguf *gguf, const ath_log *lo
     return ATH_OK;
 }
 
-ath_status ath_tokenizer_create(ath_tokenizer **out, const ath_gguf *gguf, const ath_log *log, ath_error *err) {
+ath_status ath_tokenizer_create(ath_tokenizer **out, const ath_gguf *gguf, bool closest_pre, const ath_log *log,
+                                ath_error *err) {
     *out = NULL;
     ath_tokenizer *t = calloc(1, sizeof *t);
     if (!t) return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for the tokenizer");
-    ath_status status = load(t, gguf, log, err);
+    ath_status status = load(t, gguf, closest_pre, log, err);
     if (status == ATH_OK) *out = t;
     else ath_tokenizer_free(t);
     return status;

@@ -21,8 +21,10 @@
 typedef struct ath_tokenizer ath_tokenizer;
 
 /* log may be NULL; warnings (guessed ids, absent keys) go there. Fails with ATH_ERR_FORMAT for broken metadata and
- * ATH_ERR_UNSUPPORTED for a model or pre-tokenizer that is not known (the message lists those that are). */
-ath_status ath_tokenizer_create(ath_tokenizer **out, const ath_gguf *gguf, const ath_log *log, ath_error *err);
+ * ATH_ERR_UNSUPPORTED for a model or pre-tokenizer that is not known (the message lists those that are). closest_pre: in
+ * place of a pre-tokenizer that is not known, the one that fits the vocabulary best, with a warning; no fit: refused. */
+ath_status ath_tokenizer_create(ath_tokenizer **out, const ath_gguf *gguf, bool closest_pre, const ath_log *log,
+                                ath_error *err);
 void ath_tokenizer_free(ath_tokenizer *tokenizer); /* NULL is fine */
 
 /* Token ids of text[size]; flags of ATH_TOKENIZE_*. *tokens is malloc'd, the caller frees it (it is never NULL on

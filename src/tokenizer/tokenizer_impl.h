@@ -63,6 +63,10 @@ bool ath_bpe_encode(ath_encoder *encoder, const char *text, size_t size);
 ath_status ath_spm_load(ath_tokenizer *tokenizer, const ath_gguf *gguf, ath_error *err);
 ath_status ath_bpe_load(ath_tokenizer *tokenizer, const ath_gguf *gguf, ath_error *err);
 
+/* closest.c: the known pre-tokenizer that fits the vocabulary of a BPE best, whose model and vocab are loaded; NULL: none
+ * does. It cuts *cut of *n tokens. Takes a second for a large vocabulary. */
+ath_status ath_pre_closest(const ath_tokenizer *tokenizer, const ath_pre **out, size_t *cut, size_t *n, ath_error *err);
+
 /* GPT-2's mapping of bytes to printable characters. */
 uint32_t ath_bpe_code_point(unsigned char byte);
 int ath_bpe_byte(uint32_t code_point); /* -1: stands for no byte */

@@ -40,7 +40,7 @@ static ath_tokenizer *load_file(const char *path) {
     ath_gguf *gguf;
     ath_tokenizer *tokenizer;
     ath_log log = {print_log, NULL};
-    if (ath_gguf_open(&gguf, path, &err) != ATH_OK || ath_tokenizer_create(&tokenizer, gguf, &log, &err) != ATH_OK) {
+    if (ath_gguf_open(&gguf, path, &err) != ATH_OK || ath_tokenizer_create(&tokenizer, gguf, false, &log, &err) != ATH_OK) {
         fprintf(stderr, "%s\n", err.message);
         exit(1);
     }
@@ -177,7 +177,7 @@ static ath_status build(const recipe *r, ath_tokenizer **out, ath_error *err) {
     ath_gguf_writer_free(w);
     ath_gguf *gguf;
     assert_int_equal(ath_gguf_open(&gguf, path, NULL), ATH_OK);
-    ath_status status = ath_tokenizer_create(out, gguf, NULL, err);
+    ath_status status = ath_tokenizer_create(out, gguf, false, NULL, err);
     ath_gguf_close(gguf);
     unlink(path);
     return status;

@@ -2,7 +2,8 @@
 import os
 
 import pytest
-from tokenizer_driver import ADD_SPECIAL, PARSE_SPECIAL, encode, gguf_from_json, load_json, make_strings, run, shared
+from test_tokenizer_pre import PATTERNS
+from tokenizer_driver import ADD_SPECIAL, PARSE_SPECIAL, encode, gguf_from_json, load_json, make_strings, run, shared, write_bpe_gguf
 
 
 @pytest.mark.parametrize("name", ["llama-spm", "gpt-2", "deepseek-coder"])
@@ -73,3 +74,44 @@ def test_same_as_llama_cpp():
         for string, (ours, _) in zip(strings, encode(path, flags, strings)):
             ids = theirs.tokenize(string.encode(), add_bos=bool(flags & ADD_SPECIAL), special=bool(flags & PARSE_SPECIAL))
             assert ours == ids, repr(string)
+
+
+# ---- vocabularies whose pre-tokenizer has an unknown name
+
+UNKNOWN = ("--override-kv", "tokenizer.ggml.pre=str:of-tomorrow")
+TEXT = "It's 12345 o'clock, WE'RE late!\n\n\n  def f(x):\n\treturn x[1]  # Größe, año, 你好世界, Привет\r\n\r\n $9.99 ... \n"
+
+
+@pytest.mark.parametrize("name, taken, cut", [("gpt-2", "gpt-2", 0), ("deepseek-coder", "deepseek-coder", 0), ("llama3_1", "llama3", 0), ("qwen3", "qwen35", 6)])
+def test_what_fits_a_vocabulary(name, taken, cut, made, athanor_release):
+    """Qwen 3 cuts letters from their marks, and its vocabulary holds 1,673 tokens with both: Qwen 3.5's way fits it better."""
+    path = made[name][0] if name in made else shared(f"data/vocab/{name}.gguf")
+    right = athanor_release("tokenize", "-m", path, "-p", TEXT, "--ids")
+    got = athanor_release("tokenize", "-m", path, "-p", TEXT, "--ids", "--closest-pre", *UNKNOWN)
+    assert got.stdout == right.stdout and len(right.stdout.split()) > 40
+    assert f'"of-tomorrow" is not known: using "{taken}", which cuts {cut} of'.encode() in got.stderr
+    assert b"warning" not in athanor_release("tokenize", "-m", path, "-p", TEXT, "--ids", "--closest-pre").stderr
+
+
+def test_refused_with_the_list(athanor_release):
+    done = athanor_release("tokenize", "-m", shared("data/vocab/gpt-2.gguf"), "-p", TEXT, *UNKNOWN, check=False)
+    assert done.returncode == 1 and not done.stdout
+    message = done.stderr.decode().split("error: ")[1]
+    assert "of-tomorrow" in message and "--closest-pre" in message and message.endswith("gemma4\n")
+    for name in PATTERNS:
+        assert f" {name}" in message or name == "llama-bpe"
+
+
+def test_a_vocabulary_that_nothing_fits(tmp_path, athanor_release):
+    tokens = [chr(c) for c in range(33, 127)] + ["Ġ"] + [f"{a}Ġ{b}1" for a in "abcdef" for b in "ghijkl"]
+    path = write_bpe_gguf(tmp_path / "v.gguf", "of-tomorrow", tokens, ["a b"])
+    done = athanor_release("tokenize", "-m", path, "-p", "a b", "--closest-pre", check=False)
+    assert done.returncode == 1 and b"no other fits the vocabulary: each cuts 36 or more of its 131 tokens" in done.stderr
+
+
+def test_the_finest_of_those_that_fit(tmp_path, athanor_release):
+    """Tokens of one digit leave it open whether numbers are cut into threes, or at all: every digit by itself is safe."""
+    tokens = [chr(c) for c in range(33, 127)] + ["Ġ", "he", "the", "Ġthe", "ing", "Ċ", "ĊĊ", "ĊĠĠ", "ThE", "'s", "ings"]
+    path = write_bpe_gguf(tmp_path / "v.gguf", "of-tomorrow", tokens, ["h e"])
+    done = athanor_release("tokenize", "-m", path, "-p", "a", "--closest-pre")
+    assert b'using "smollm", which cuts 0 of the vocabulary\'s 105 tokens' in done.stderr, done.stderr
