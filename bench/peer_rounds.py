@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """llama.cpp (PyPI package llama-cpp-python, a black box) with the commands of `athanor bench --commands`.
 
-    peer_rounds.py --peer peer_bench.py -m MODEL.gguf [-t 2] [-ctk f16] [-ctv f16] [--fa 1] [--no-amx] -c N
+    peer_rounds.py --peer peer_bench.py -m MODEL.gguf [-t 2] [-ctk f16] [-ctv f16] [--fa 1] [--no-amx] [--states FOLDER] -c N
 
 Lines of standard input say what to do: "depth N" fills the cache or goes back, "pp N" evaluates a prompt on top of it,
 "tg N" single tokens; tests leave the depth as they found it. Each is answered with a line of JSON: ns, ts.
 So versus.py can take turns with it while its cache stays filled. How a batch is evaluated comes from peer_bench.py.
+To fill a quantised cache to 16,384 tokens takes llama.cpp ten minutes: with --states, a filled cache is kept in a file (of
+llama.cpp's own, which holds the cache as it is) and read back the next time.
 """
 import argparse
 import ctypes
@@ -13,6 +15,7 @@ import importlib.util
 import json
 import sys
 import time
+from pathlib import Path
 
 import llama_cpp as L
 
@@ -65,11 +68,30 @@ class Peer:
         self.length = 0
         self.append(64, UBATCH)  # warms up
         self.back_to(0)
+        self.states = a.states
+        self.state_name = f"{Path(a.model).stem}-{a.type_k}-{a.type_v}-fa{a.fa}"
 
     def append(self, n, most):
         for end in range(self.length + n, self.length, -most)[::-1]:
             self.bench.decode(self.ctx, self.tokens[self.length:end], self.length, 0)
             self.length = end
+
+    def fill(self, depth):
+        """The cache to this depth: from the file of an earlier run, or by evaluating, which is then kept if it took long."""
+        path = self.states and self.states / f"{self.state_name}-{depth}.state"
+        loaded, n_loaded = (L.llama_token * depth)(), ctypes.c_size_t()
+        if path and path.exists() and L.llama_state_load_file(self.ctx, str(path).encode(), loaded, depth, n_loaded) \
+                and list(loaded) == self.tokens[:depth]:
+            self.length = depth
+            return
+        start = time.monotonic()
+        self.append(depth - self.length, UBATCH)
+        if path and time.monotonic() - start > 10:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tokens = (L.llama_token * depth)(*self.tokens[:depth])
+            if not L.llama_state_save_file(self.ctx, str(path.with_suffix(".partial")).encode(), tokens, depth):
+                raise SystemExit(f"llama.cpp can't write {path}")
+            path.with_suffix(".partial").rename(path)
 
     def back_to(self, depth):
         L.llama_memory_seq_rm(L.llama_get_memory(self.ctx), 0, depth, -1)
@@ -80,7 +102,7 @@ class Peer:
         if word == "depth" and n < depth:
             self.back_to(n)
         elif word == "depth":
-            self.append(n - depth, UBATCH)
+            self.fill(n)
         else:
             self.append(n, {"pp": UBATCH, "tg": 1}[word])
         ns = time.perf_counter_ns() - start
@@ -98,6 +120,7 @@ def main():
     ap.add_argument("-ctv", dest="type_v", default="f16")
     ap.add_argument("--fa", type=int, default=1)
     ap.add_argument("--no-amx", action="store_true", help="for builds whose AMX code ends in an illegal instruction")
+    ap.add_argument("--states", type=Path, help="folder of filled caches")
     ap.add_argument("-c", dest="n_ctx", type=int, required=True)
     peer = Peer(ap.parse_args())
     for line in sys.stdin:

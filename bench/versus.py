@@ -146,7 +146,8 @@ class Process:
             self.start([a.athanor, "bench", "--commands", *common, "-d", n_ctx, *(["--isa", engine.isa] if engine.isa else [])])
             self.ask("depth", 0)
             return
-        command = [sys.executable, ROOT / "bench/peer_rounds.py", "--peer", a.peer, *common, "-c", n_ctx, "--fa", engine.fa]
+        command = [sys.executable, ROOT / "bench/peer_rounds.py", "--peer", a.peer, *common, "-c", n_ctx, "--fa", engine.fa,
+                   "--states", a.cache / "states"]
         self.start([*command, *Process.peer_flags])
         if not self.try_to_ask("depth", 0):
             if self.process.wait() != -signal.SIGILL or Process.peer_flags:
