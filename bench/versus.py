@@ -8,7 +8,8 @@ A row of the table below compares two measurements, or holds one against a limit
 filled to it once, and stopped (SIGSTOP); then each round lets one after another run its tests, so that nothing else runs
 meanwhile and a drift of the machine meets all of them alike. A row's value is taken within a round; the median of the
 rounds decides, and the range is printed. Where llama.cpp has two settings of flash attention, the faster one of the round
-counts. --rows takes beginnings of names too. Random models are made where they are missing and kept in --cache.
+counts. --rows takes beginnings of names too. Random models, and filled caches of llama.cpp, are made where they are missing
+and kept in --cache.
 
 Writes a line per row to bench/machines/CPU.csv (or --out); rows that were measured before and are not now stay in it.
 --curve writes the columns of `athanor bench --curve` to --out, with rows of llama.cpp up to --peer-depth (bench/plot.py).
