@@ -206,7 +206,7 @@ def test_bad_input(athanor, model, golden, tmp_path):
         assert str(file) in line and word in line
     assert "/no/such" in refused(path="/no/such")
     known = refused("--override-kv", "general.architecture=str:mamba9")
-    assert "mamba9" in known and "gemma3 gemma4 glm4" in known
+    assert "mamba9" in known and {"gemma3", "gemma4", "glm4"} <= set(known.split())
     types = refused("-ctk", "turbo5")
     assert "turbo5" in types and "turbo4" in types and "iq4_nl" in types
     assert "out of range" in refused("-c", -5)
