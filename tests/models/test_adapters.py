@@ -108,7 +108,8 @@ def test_quantised_model(athanor, golden, tmp_path):
              for file in ("model.gguf", "model-q8_0.gguf")]
     plain = [logits(athanor, golden / "llama" / file, model.tokens, tmp_path, *F32, n_vocab=model.n_vocab)
              for file in ("model.gguf", "model-q8_0.gguf")]
-    assert np.abs(moved[0] - moved[1]).max() < 2 * np.abs(plain[0] - plain[1]).max()
+    rounding = np.abs(plain[0] - plain[1]).mean()
+    assert np.abs(moved[0] - moved[1]).mean() < 2 * rounding < 0.1 * np.abs(moved[0] - plain[0]).mean()
 
 
 def test_refusals(athanor, golden, tmp_path):
