@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,7 +165,7 @@ static bool parse_int(const ath_flag *flag, const char *text, ath_arg *value) {
 static bool parse_real(const char *text, ath_arg *value) {
     char *end;
     value->real = strtod(text, &end);
-    return end != text && !*end && value->real == value->real;
+    return end != text && !*end && isfinite((float)value->real);
 }
 
 static bool is_on(const char *text) {

@@ -161,7 +161,7 @@ static int find_adapters(ath_args *args) {
 static int in_int(const ath_args *args, ath_flag_id id, int64_t low, int *out) {
     const ath_arg *arg = &args->values[id];
     if (arg->number < low || arg->number > INT_MAX)
-        return ath_tool_fail("%s %s: expected %lld or more", arg->name, arg->text, (long long)low);
+        return ath_tool_fail("%s %s: expected %lld to %d", arg->name, arg->text, (long long)low, INT_MAX);
     *out = (int)arg->number;
     return -1;
 }
@@ -240,7 +240,7 @@ int ath_tool_engine_params(const ath_args *args, ath_engine_params *p) {
     if (code < 0) code = in_int(args, ATH_FLAG_UBATCH, 1, &p->n_ubatch);
     if (code < 0) code = in_int(args, ATH_FLAG_BATCH, 1, &batch);
     if (code < 0 && ATH_ARG_GIVEN(args, YARN_ORIG_CTX))
-        code = in_int(args, ATH_FLAG_YARN_ORIG_CTX, 1, &p->yarn_orig_ctx);
+        code = in_int(args, ATH_FLAG_YARN_ORIG_CTX, 0, &p->yarn_orig_ctx);
     if (code < 0 && batch < p->n_ubatch) p->n_ubatch = batch;
     return code;
 }

@@ -22,8 +22,8 @@ static void load_short_conv(ath_loader *in, ath_layer *l, short_conv *s, int il)
     ath_model *m = in->model;
     int64_t n = m->n_embd, widths[] = {n, n, n};
     uint32_t n_taps = ath_load_u32(in, "shortconv.l_cache", 0);
-    if (n_taps < 1 || n_taps > ATH_MAX_TAPS)
-        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.shortconv.l_cache is %u: 1 to %d are possible", in->arch,
+    if (n_taps < 2 || n_taps > ATH_MAX_TAPS)
+        ath_load_fail(in, ATH_ERR_FORMAT, "key %s.shortconv.l_cache is %u: 2 to %d are possible", in->arch,
                       n_taps, ATH_MAX_TAPS);
     if (in->status != ATH_OK) return;
     l->n_heads = l->n_kv_heads = l->head_dim_k = l->head_dim_v = 0;

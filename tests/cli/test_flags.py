@@ -83,6 +83,15 @@ def test_every_bad_value_names_the_flag():
         line = fails("llama-cli", flag.names[0], "surely-not")
         assert f"{flag.names[0]} expects" in line and flag.value in line and "surely-not" in line
     assert "expects" in fails("llama-cli", "-m")
+    for flag in (f for f in FLAGS if "C" in f.programs and f.kind == "FLOAT"):
+        for value in ("inf", "-inf", "nan", "1e39"):
+            assert f"{flag.names[0]} expects" in fails("llama-cli", flag.names[0], value)
+
+
+def test_limits_of_numbers(golden):
+    model = golden / "qwen3/model.gguf"
+    assert "expected 0 to 2147483647" in fails("llama-cli", "-m", model, "-p", "a", "--yarn-orig-ctx", 1 << 32)
+    assert call("llama-cli", "-m", model, "-p", "a", "-n", 1, "--yarn-orig-ctx", 0)[0] == 0  # as trained
 
 
 def test_unknown_flags_name_the_nearest():
