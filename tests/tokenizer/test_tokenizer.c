@@ -341,7 +341,7 @@ static void test_hostile(void **state) {
     r.no_merges = true;
     check_refused(&r, ATH_ERR_FORMAT, "tokenizer.ggml.merges");
     r = bpe_recipe("no-such-pre");
-    check_refused(&r, ATH_ERR_UNSUPPORTED, "llama-bpe");
+    check_refused(&r, ATH_ERR_UNSUPPORTED, "one of: default llama3 ");
     r = bpe_recipe("olmo mpt");
     check_refused(&r, ATH_ERR_UNSUPPORTED, "olmo mpt");
     r = bpe_recipe("gpt-2");
