@@ -554,7 +554,8 @@ static void load_ends(ath_loader *in) {
         ath_load_matrix(in, &m->output, m->n_embd, m->n_vocab, 1, 0, "output.weight", 0);
     else
         init_rows(in, &m->output, embd, 0, m->n_vocab, 1, 0);
-    /* Only the rows of tokens that occur are ever read from the map: not counted as resident. */
+    /* Only the rows of tokens that occur are ever read from the map again: not counted as resident. */
+    if (!output) release(in, &m->output, embd);
     size_t counted = m->weight_bytes;
     init_rows(in, &m->embd, embd, 0, m->n_vocab, 1, ATH_LOAD_UNPACKED);
     m->weight_bytes = counted;
