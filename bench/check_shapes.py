@@ -41,7 +41,7 @@ def get_model(make_model, folder, flags):
 def predicted_cache(athanor, model, tokens):
     out = subprocess.run([athanor, "inspect", model, "--json"], check=True, stdout=subprocess.PIPE).stdout
     plans = {plan["tokens"]: plan for plan in json.loads(out)["cache"]["turbo3"]["plans"]}
-    return sum(plans[tokens][k] for k in ("bytes_pages", "bytes_recent", "bytes_entries"))
+    return sum(plans[tokens][k] for k in ("bytes_pages", "bytes_recent", "bytes_state", "bytes_entries"))
 
 
 def run(athanor, model, n, folder):
