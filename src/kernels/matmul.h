@@ -21,8 +21,8 @@
  * 2^-100, q = 0 and dx = 0; if it is infinite or NaN, q = 0 and dx = sx = amax / 127, so the outputs are NaN.
  * Float: [n_in][width].
  *
- * The product of a row and a column, the same bits in every version: acc = 0; for each block in ascending
- * order sub 0, 1: idot = sum of value * q (exact integer);               dw = d, or d * (float)sc for sub 1
+ * The product of a row and a column, the same bits in every version: acc = 0; for each block, ascending:
+ *   sub 0, 1: idot = sum of value * q (exact integer);               dw = d, or d * (float)sc for sub 1
  *   sub 2:    idot = sc[0] * dot of the first 16 + sc[1] * dot of the others (exact in int32);       dw = d
  *   acc = fmaf((float)idot, dw * dx, acc)
  *   with a minimum: Q4_1, Q5_1:   acc = fmaf(m, sx, acc)

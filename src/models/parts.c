@@ -1,9 +1,10 @@
 /* Per-layer embeddings, as Gemma 3n and Gemma 4 have them: each token has a second embedding with a part for
  * every layer.
  *
- *     part_l = (norm(Wm x0 / sqrt(n_embd)) + sqrt(n_each) embedding_l) / sqrt(2)       x0: the scaled token
- * embedding what layer l makes of it = norm(Wp (act(Wg x) * part_l))
+ *     part_l = (norm(Wm x0 / sqrt(n_embd)) + sqrt(n_each) embedding_l) / sqrt(2)
+ *     what layer l makes of it = norm(Wp (act(Wg x) * part_l))
  *
+ * where x0 is the scaled embedding of the token, and embedding_l the part of its second one.
  * The table of parts is as large as the model's other weights, but only the rows of tokens that occur are
  * read: it stays in the map. All parts of a pass are made before its first layer, from x, which then is still
  * the embeddings. */
