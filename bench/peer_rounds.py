@@ -79,11 +79,12 @@ class Peer:
     def fill(self, depth):
         """The cache to this depth: from the file of an earlier run, or by evaluating, which is then kept if it took long."""
         path = self.states and self.states / f"{self.state_name}-{depth}.state"
-        loaded, n_loaded = (L.llama_token * depth)(), ctypes.c_size_t()
-        if path and path.exists() and L.llama_state_load_file(self.ctx, str(path).encode(), loaded, depth, n_loaded) \
-                and list(loaded) == self.tokens[:depth]:
-            self.length = depth
-            return
+        if path and path.exists():
+            loaded, n_loaded = (L.llama_token * depth)(), ctypes.c_size_t()
+            if L.llama_state_load_file(self.ctx, str(path).encode(), loaded, depth, n_loaded) and list(loaded) == self.tokens[:depth]:
+                self.length = depth
+                return
+            self.back_to(self.length)  # another version's file, or other tokens: what it brought goes
         start = time.monotonic()
         self.append(depth - self.length, UBATCH)
         if path and time.monotonic() - start > 10:

@@ -1,6 +1,7 @@
 """Command lines: every row of tools/flags.def, and the parser's rules."""
 import collections
 import os
+import pathlib
 import re
 import subprocess
 
@@ -151,12 +152,12 @@ def test_placement(golden):
 def test_numa(golden):
     """Every mode says what it does here; on one node that is nothing."""
     run = ["llama-cli", "-m", golden / "qwen3/model.gguf", "-p", "a", "-n", "4", "--temp", "0"]
-    nodes = [n for n in os.listdir("/sys/devices/system/node") if n[4:].isdigit()]
+    nodes = list(pathlib.Path("/sys/devices/system/node").glob("node[0-9]*"))
     texts = {call(*run)[1]}
     for mode in ("distribute", "isolate", "numactl"):
         code, out, err = call(*run, "--numa", mode)
         (line,) = [line for line in err.splitlines() if "--numa" in line]
-        assert code == 0 and line.startswith(f"--numa {mode}: ") and ("one memory node" in line) == (len(nodes) == 1)
+        assert code == 0 and line.startswith(f"--numa {mode}: ") and ("one memory node" in line) == (len(nodes) < 2)
         texts.add(out)
     assert len(texts) == 1
     cpu = min(os.sched_getaffinity(0))
