@@ -45,6 +45,7 @@ typedef struct bench_runner {
     bench_case opened;  /* settings of both */
     ath_token *tokens;  /* [n_ctx] what stands at each position */
     int64_t n_ctx;
+    bool fill;          /* depth is made of random K and V, not of evaluated tokens */
     char isa[64];       /* "avx512 vnni vbmi" */
 } bench_runner;
 

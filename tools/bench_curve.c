@@ -1,5 +1,5 @@
 /* athanor bench --curve: decode and prefill against depth, a pass over the depths per cache type: the cache is filled
- * once and goes on from depth to depth. Each row says how many bytes a decode step reads, of cache and weights, and how
+ * once, with random K and V (ath_session_fill), and goes on from depth to depth. Each row says how many bytes a decode step reads, of cache and weights, and how
  * much of the read bandwidth, measured before, that uses. Of the repetitions the fastest counts. */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -127,7 +127,7 @@ static int64_t deepest(const curve *c, int64_t spare) {
         ath_cache_plan plan;
         ath_error err;
         int64_t depth = c->depths.values[i], tokens = depth + c->test.n_prompt + c->test.n_gen;
-        if (tokens > r->info.n_ctx_train && depth > 0) continue;
+        if (depth > r->info.n_ctx_train) continue;
         if (ath_engine_plan_cache(r->engine, c->test.type_k, c->test.type_v, tokens, &plan, &err) != ATH_OK) continue;
         uint64_t bytes = (uint64_t)plan.bytes_pages + plan.bytes_recent + plan.bytes_state + plan.bytes_entries +
                          (uint64_t)spare;
@@ -213,7 +213,7 @@ int bench_curve(const ath_args *args) {
     bench_case *cases;
     size_t n_cases;
     char **strings[BENCH_WORD_LISTS];
-    curve c = {.args = args, .runner.args = args};
+    curve c = {.args = args, .runner = {.args = args, .fill = true}};
     int code = bench_make_cases(args, &cases, &n_cases, strings);
     if (code < 0) {
         c.test = cases[0];
@@ -222,6 +222,7 @@ int bench_curve(const ath_args *args) {
     }
     bench_cpu_name(c.cpu, sizeof c.cpu);
     if (code < 0) {
+        ath_tool_log(ATH_LOG_INFO, "depth is made of random K and V, which takes seconds; -d without --curve evaluates tokens");
         print_head();
         code = run_types(&c);
     }

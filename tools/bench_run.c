@@ -105,6 +105,12 @@ static int append(bench_runner *r, int64_t n) {
     return ath_tool_fail("%s", err.message);
 }
 
+static int fill(bench_runner *r, int64_t n) {
+    ath_error err;
+    if (ath_session_fill(r->session, 0, (size_t)n, &err) == ATH_OK) return -1;
+    return ath_tool_fail("%s", err.message);
+}
+
 static bool has_room(const bench_runner *r, int64_t n) {
     return n <= r->n_ctx - ath_session_length(r->session, 0);
 }
@@ -118,7 +124,7 @@ int bench_set_depth(bench_runner *r, int64_t depth) {
     if (depth > r->n_ctx) return no_room(r);
     int64_t missing = depth - ath_session_truncate(r->session, 0, depth);
     if (missing == 0) return -1;
-    int code = append(r, missing);
+    int code = r->fill ? fill(r, missing) : append(r, missing);
     if (code < 0 && ath_session_mark_entry(r->session, 0, &err) != ATH_OK) code = ath_tool_fail("%s", err.message);
     return code;
 }

@@ -208,6 +208,11 @@ void ath_session_close(ath_session **session);
  * the passes that were done. Afterwards ath_session_logits(session, seq) are those of the last token. */
 ath_status ath_session_append(ath_session *session, int seq, const ath_token *tokens, size_t n, ath_error *err);
 
+/* For measurements of speed and memory: appends n positions whose K and V are random values with variance 1 and evaluates
+ * nothing; states of recurrent layers stay as they are. The sequence then holds no text, and has no logits. Errors as
+ * above. */
+ath_status ath_session_fill(ath_session *session, int seq, size_t n, ath_error *err);
+
 /* One pass over rows of several sequences. */
 typedef struct ath_batch_part {
     int seq;

@@ -40,6 +40,9 @@ struct ath_session {
 
 static inline bool ath_session_has(const ath_session *s, int seq) { return seq >= 0 && seq < s->n_seqs; }
 
+/* Refuses a sequence that doesn't exist (ATH_ERR_ARGUMENT), and n more tokens than it has room for (ATH_ERR_CONTEXT). */
+ath_status ath_session_check_room(const ath_session *s, int seq, size_t n, ath_error *err);
+
 /* Fills layers[n_layers] with the model's shapes and the wanted types, per-layer overrides applied. */
 ath_status ath_cache_layers(const ath_engine *engine, const char *type_k, const char *type_v, const char *kv_layers,
                             ath_kv_layer *layers, ath_error *err);

@@ -213,14 +213,19 @@ ath_status ath_session_eval(ath_session *s, const ath_batch *batch, ath_error *e
     return run_pass(s, batch, true, err);
 }
 
+ath_status ath_session_check_room(const ath_session *s, int seq, size_t n, ath_error *err) {
+    if (!ath_session_has(s, seq)) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "sequence %d does not exist", seq);
+    int64_t pos = ath_kv_length(s->kv, seq);
+    if ((int64_t)n <= s->n_ctx - pos) return ATH_OK;
+    return ATH_FAIL(err, ATH_ERR_CONTEXT, "%zu tokens do not fit: the context holds %lld, %lld are in use", n,
+                    (long long)s->n_ctx, (long long)pos);
+}
+
 /* Passes end at multiples of n_ubatch of the position, so that a sequence entered at a page boundary is cut like a cold
  * one, and every row is computed by the same kernels in both. */
 ath_status ath_session_append(ath_session *s, int seq, const ath_token *tokens, size_t n, ath_error *err) {
-    if (seq < 0 || seq >= s->n_seqs) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "sequence %d does not exist", seq);
+    ATH_TRY(ath_session_check_room(s, seq, n, err));
     int64_t pos = ath_kv_length(s->kv, seq), n_ubatch = s->engine->n_ubatch;
-    if ((int64_t)n > s->n_ctx - pos)
-        return ATH_FAIL(err, ATH_ERR_CONTEXT, "%zu tokens do not fit: the context holds %lld, %lld are in use", n,
-                        (long long)s->n_ctx, (long long)pos);
     while (n > 0) {
         size_t take = (size_t)(n_ubatch - pos % n_ubatch);
         if (take > n) take = n;

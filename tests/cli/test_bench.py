@@ -177,7 +177,7 @@ def test_curve(bench):
     rows = list(csv.DictReader(io.StringIO(done.stdout.decode())))
     assert [(r["type_k"], r["type_v"], int(r["depth"])) for r in rows] == [
         (k, v, d) for k, v in (("f16", "f16"), ("q8_0", "turbo3")) for d in (0, 768, 1024)]
-    assert b"ends below depth 1000000" in done.stderr
+    assert b"ends below depth 1000000" in done.stderr and b"random K and V" in done.stderr
     f16, mixed = rows[2], rows[5]
     # qwen3-long: K and V of 1024 + 2.5 tokens on average, in f16
     per_token = json.loads(bench("-p", 8, "-n", 0, "-o", "json").stdout)[0]["bytes_per_token"]

@@ -311,6 +311,47 @@ static void test_bytes_per_token(void **state) {
     ath_engine_close(&engine);
 }
 
+/* Bytes and rows of three steps behind 900 positions. */
+static void steps_at_depth(const char *model, bool filled, ath_session_stats *stats) {
+    ath_engine *engine = open_engine(model);
+    ath_session *s = open_session(engine, "turbo3", 1024, 1);
+    if (filled)
+        MUST(ath_session_fill(s, 0, 900, err));
+    else
+        append(s, 0, text[0], 900);
+    assert_int_equal(ath_session_length(s, 0), 900);
+    assert_true(filled == !ath_session_logits(s, 0));
+    ath_session_stats before;
+    ath_session_get_stats(s, &before);
+    decode(s, 0, text[0], 900, 903);
+    for (int i = 0; i < N_VOCAB; i++) assert_true(isfinite(ath_session_logits(s, 0)[i]));
+    ath_session_get_stats(s, stats);
+    stats->k_rows_compressed -= before.k_rows_compressed;
+    stats->v_rows_compressed -= before.v_rows_compressed;
+    stats->k_rows_f16 -= before.k_rows_f16;
+    MUST_FAIL(ath_session_fill(s, 0, 122, err), ATH_ERR_CONTEXT, "1024");
+    MUST_FAIL(ath_session_fill(s, 1, 1, err), ATH_ERR_ARGUMENT, "sequence 1");
+    ath_session_close(&s);
+    ath_engine_close(&engine);
+}
+
+/* A cache of random values takes and reads what one of as many evaluated tokens does. */
+static void test_fill(void **state) {
+    (void)state;
+    static const char *const models[] = {"llama/model.gguf", "gemma3/model.gguf", "deepseek2/model.gguf", "qwen35/model.gguf"};
+    for (int i = 0; i < 4; i++) {
+        ath_session_stats real, filled;
+        steps_at_depth(models[i], false, &real);
+        steps_at_depth(models[i], true, &filled);
+        assert_true(filled.k_rows_compressed > 0);
+        assert_int_equal(filled.k_rows_compressed, real.k_rows_compressed);
+        assert_int_equal(filled.v_rows_compressed, real.v_rows_compressed);
+        assert_int_equal(filled.k_rows_f16, real.k_rows_f16);
+        assert_int_equal(filled.cache_bytes, real.cache_bytes);
+        assert_int_equal(filled.tokens_prefill, 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_full_context),
@@ -322,6 +363,7 @@ int main(void) {
         cmocka_unit_test(test_windowed_layers_stay_f16),
         cmocka_unit_test(test_plan_is_kept),
         cmocka_unit_test(test_bytes_per_token),
+        cmocka_unit_test(test_fill),
     };
     return cmocka_run_group_tests_name("session limits", tests, fill, NULL);
 }
