@@ -121,7 +121,7 @@ class Scores:
 
 
 def measure(model, text, n_ctx, chunks, types, all_rows, threads, saved):
-    """saved: file of finished windows, so that a run that was stopped goes on; None: none."""
+    """saved: file of finished windows, so that a run that was stopped goes on; None: none. One of other settings is left out."""
     peer = Peer(model, threads)
     windows = peer.windows(text, n_ctx, chunks)
     first = 0 if all_rows else n_ctx // 2
@@ -129,8 +129,14 @@ def measure(model, text, n_ctx, chunks, types, all_rows, threads, saved):
     base = np.empty((n_ctx - 1 - first, peer.n_vocab), np.float32)
     scores = {t: Scores(n_ctx) for t in types}
     nll, done = [], 0
+    ids = np.concatenate(windows).astype("<i4").tobytes()
+    result = dict(model=str(model), context=n_ctx, windows=len(windows), ids_sha256=hashlib.sha256(ids).hexdigest(),
+                  rotation="LLAMA_ATTN_ROT_DISABLE" not in os.environ)
+    settings = dict(result, types=types, first=first)
     if saved and saved.exists():
-        done, nll, scores = pickle.loads(saved.read_bytes())
+        of, *rest = pickle.loads(saved.read_bytes())
+        if of == settings:
+            done, nll, scores = rest
     for w, window in enumerate(windows):
         if w < done:
             continue
@@ -143,13 +149,10 @@ def measure(model, text, n_ctx, chunks, types, all_rows, threads, saved):
                 at = position - first
                 scores[t].add(position, base[at:at + len(rows)], log_softmax(rows), following[at:at + len(rows)])
         if saved:
-            saved.write_bytes(pickle.dumps((w + 1, nll, scores)))
+            saved.write_bytes(pickle.dumps((settings, w + 1, nll, scores)))
         print(f"window {w + 1} of {len(windows)}: " + ", ".join(
             f"{t} {np.mean(s.kld):.5f}" for t, s in scores.items()), flush=True, file=sys.stderr)
-    ids = np.concatenate(windows).astype("<i4").tobytes()
-    return dict(model=str(model), context=n_ctx, windows=len(windows), ids_sha256=hashlib.sha256(ids).hexdigest(),
-                rotation="LLAMA_ATTN_ROT_DISABLE" not in os.environ, ppl=float(np.exp(np.mean(nll))),
-                types=[dict(type=t, **s.result()) for t, s in scores.items()])
+    return dict(result, ppl=float(np.exp(np.mean(nll))), types=[dict(type=t, **s.result()) for t, s in scores.items()])
 
 
 def main():
