@@ -101,10 +101,13 @@ typedef struct ath_turbo_code {
 const ath_turbo_code *ath_turbo_code_of(ath_kv_type type);
 
 /* One side of one kv head in a page. All offsets and sizes are multiples of 16 bytes. Sections in this order:
- *   codes  turbo: a token's stream is the streams of its parts one after the other, S = head_dim * k / 8
- * bytes; stored in planes, see ath_turbo_byte_at block types: [128 tokens][head_dim/32] of the type's GGUF
- * block raw types: the plain tile norms  turbo only: bf16 [n_parts][128] mean   K with page data
- * only: f16 [head_dim] eq     the same: u8 [head_dim], scale 2^((e-128)/4) */
+ *   codes  turbo: a token's stream is the streams of its parts one after the other, S = head_dim * k / 8 bytes;
+ *                 stored in planes, see ath_turbo_byte_at
+ *          block types: [128 tokens][head_dim/32] of the type's GGUF block
+ *          raw types: the plain tile
+ *   norms  turbo only: bf16 [n_parts][128]
+ *   mean   K with page data only: f16 [head_dim]
+ *   eq     the same: u8 [head_dim], scale 2^((e-128)/4) */
 typedef struct ath_kv_layout {
     ath_kv_type type;
     bool is_key;

@@ -5,21 +5,26 @@
  * Panel of a quantised type: for each block of 32 inputs its codes, then all scales (offset panel_scales_at).
  *   A block has 512 codes in 8 groups of 64: group g holds inputs 4g..4g+3, code at 4*row + (input % 4).
  *   Bits of a code, low ones first, in planes of 64 bytes (byte j of a plane serves code j of its groups):
- *     8 bits          8 planes, one per group
- *     low 4 bits      4 planes: plane p has group 2p in the low and 2p+1 in the high nibble   (types of 4, 5,
- * 6 bits) low/high 2 bits 2 planes: plane p has groups 4p..4p+3, two bits each   (low of 2 and 3 bits, high
- * of 6) high 1 bit      1 plane: bit g is group g                              (types of 3 and 5 bits)
- *   Scales: for each head (blocks in matmul_formats.def) f16 d[16], f16 m[16] if there is a minimum (MXFP4:
- * one byte e[16] instead of both), then for each of its blocks sub 1: int8 sc[16], and u8 mn[16] if there is
- * a minimum sub 2: int8 sc[2][16], or with a minimum (Q2_K) u8 [2][16] with sc in the low and mn in the high
- * nibble. Panel of a float type: [n_in][16] values of the type.
+ *     8 bits           8 planes, one per group
+ *     low 4 bits       4 planes: plane p has group 2p in the low and 2p+1 in the high nibble (types of 4, 5, 6 bits)
+ *     low/high 2 bits  2 planes: plane p has groups 4p..4p+3, two bits each (low of 2 and 3 bits, high of 6)
+ *     high 1 bit       1 plane: bit g is group g (types of 3 and 5 bits)
+ *   Scales: for each head (blocks in matmul_formats.def) f16 d[16], f16 m[16] if there is a minimum (MXFP4: one
+ *   byte e[16] instead of both), then for each of its blocks
+ *     sub 1:  int8 sc[16], and u8 mn[16] if there is a minimum
+ *     sub 2:  int8 sc[2][16], or with a minimum (Q2_K) u8 [2][16] with sc in the low and mn in the high nibble
+ * Panel of a float type: [n_in][16] values of the type.
  *
- * Activations lie in tiles of `width` columns (1, 2, 4, 8 or 16), so that one pointer serves all. Quantised,
- * for each block: int8 q[8 groups][width][4], or q[16][32] in a tile of 16; float dx[width], float sx[width],
- * int16 sum[width][2], where amax = largest |x| of the 32;  dx = amax / 127;  q = round to nearest even(x *
- * (127 / amax)); sum[h] = sum of q over inputs 16h..16h+15;  sx = (float)(sum[0] + sum[1]) * dx. If amax <
- * 2^-100, q = 0 and dx = 0; if it is infinite or NaN, q = 0 and dx = sx = amax / 127, so the outputs are NaN.
- * Float: [n_in][width].
+ * Activations lie in tiles of `width` columns (1, 2, 4, 8 or 16), so that one pointer serves all. Quantised, for
+ * each block: int8 q[8 groups][width][4], or q[16][32] in a tile of 16; float dx[width], float sx[width],
+ * int16 sum[width][2], where
+ *   amax   = largest |x| of the 32
+ *   dx     = amax / 127
+ *   q      = round to nearest even(x * (127 / amax))
+ *   sum[h] = sum of q over inputs 16h..16h+15
+ *   sx     = (float)(sum[0] + sum[1]) * dx
+ * If amax < 2^-100, q = 0 and dx = 0; if it is infinite or NaN, q = 0 and dx = sx = amax / 127, so the outputs are
+ * NaN. Float: [n_in][width].
  *
  * The product of a row and a column, the same bits in every version: acc = 0; for each block, ascending:
  *   sub 0, 1: idot = sum of value * q (exact integer);               dw = d, or d * (float)sc for sub 1

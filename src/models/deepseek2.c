@@ -1,9 +1,12 @@
 /* DeepSeek V2 and V3, Kimi K2: multi-head latent attention. DeepSeek-AI 2024 (arXiv 2405.04434, 2412.19437).
  *
- *     c = norm(Wkv_a h)   k = rope(Wk_rope h)        h = norm(x)    one latent and one rotated key for all
- * heads [q_i, r_i] = Wq_i norm(Wq_a h)                                of head i; r_i is rotated x += Wo
- * [Wv_b_i sum p_i c]                                    p_i = softmax(q_i . (Wk_b_i c) + r_i . k) x +=
- * feed_forward(norm(x))
+ *     h = norm(x)
+ *     c = norm(Wkv_a h)                    one latent and
+ *     k = rope(Wk_rope h)                  one rotated key for all heads
+ *     [q_i, r_i] = Wq_i norm(Wq_a h)       of head i; r_i is rotated
+ *     p_i = softmax(q_i . (Wk_b_i c) + r_i . k)
+ *     x += Wo [Wv_b_i sum p_i c]
+ *     x += feed_forward(norm(x))
  *
  * Wk_b moves to the query's side: q . (Wk_b c) = (Wk_b^T q) . c. So the cache holds one row [c, k], which is
  * K of one kv head, and V without its end, and attention runs in the latent space. Feed-forward: a few dense
