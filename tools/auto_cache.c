@@ -121,24 +121,26 @@ static void add_candidates(ath_choices *out, const ath_engine *engine, const cha
 
 /* ---- memory */
 
-static bool plan_bytes(const ath_engine *engine, const ath_choice *c, int64_t n_ctx, int n_seqs,
+static bool plan_bytes(const ath_engine *engine, const ath_choice *c, const ath_session_params *p, int64_t n_ctx,
                        uint64_t *bytes, ath_cache_plan *plan) {
-    if (ath_engine_plan_cache(engine, c->type_k, c->type_v, n_ctx, plan, NULL) != ATH_OK) return false;
-    *bytes = ((uint64_t)plan->bytes_pages + plan->bytes_recent + plan->bytes_state + plan->bytes_entries) * (uint64_t)n_seqs;
+    if (ath_engine_plan_cache(engine, c->type_k, c->type_v, n_ctx, p->entry_every, plan, NULL) != ATH_OK) return false;
+    *bytes = ((uint64_t)plan->bytes_pages + plan->bytes_recent + plan->bytes_state + plan->bytes_entries) *
+             (uint64_t)p->n_seqs;
     return true;
 }
 
-static int64_t largest_context(const ath_engine *engine, const ath_choice *c, int n_seqs, uint64_t budget) {
+static int64_t largest_context(const ath_engine *engine, const ath_choice *c, const ath_session_params *p,
+                               uint64_t budget) {
     int64_t low = 0, high = ((int64_t)1 << 32) / 256;
     if (c->bytes_per_token > 0) { /* no context takes less than that */
-        double most = (double)budget / (c->bytes_per_token * n_seqs) / 256 + 1;
+        double most = (double)budget / (c->bytes_per_token * p->n_seqs) / 256 + 1;
         if (most < (double)high) high = (int64_t)most;
     }
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
         ath_cache_plan plan;
         uint64_t bytes;
-        if (plan_bytes(engine, c, middle * 256, n_seqs, &bytes, &plan) && bytes <= budget)
+        if (plan_bytes(engine, c, p, middle * 256, &bytes, &plan) && bytes <= budget)
             low = middle;
         else
             high = middle - 1;
@@ -146,13 +148,13 @@ static int64_t largest_context(const ath_engine *engine, const ath_choice *c, in
     return low * 256;
 }
 
-static void size_choice(ath_choices *out, ath_choice *c, const ath_engine *engine, int n_seqs) {
+static void size_choice(ath_choices *out, ath_choice *c, const ath_engine *engine, const ath_session_params *p) {
     ath_cache_plan plan;
-    c->fits_heads = plan_bytes(engine, c, (out->n_ctx + 255) / 256 * 256, n_seqs, &c->bytes, &plan);
+    c->fits_heads = plan_bytes(engine, c, p, (out->n_ctx + 255) / 256 * 256, &c->bytes, &plan);
     if (!c->fits_heads) return;
     c->bytes_per_token = plan.bytes_per_token;
     c->bits = plan.bytes_per_token_f16 > 0 ? 16 * plan.bytes_per_token / plan.bytes_per_token_f16 : 16;
-    c->largest = largest_context(engine, c, n_seqs, out->budget);
+    c->largest = largest_context(engine, c, p, out->budget);
 }
 
 /* ---- the choice */
@@ -198,14 +200,14 @@ static void explain(ath_choices *out, bool allow_2bit) {
             mib, budget);
 }
 
-int ath_make_choices(ath_choices *out, const ath_args *args, const ath_engine *engine, const char *type_k,
-                     const char *type_v, int64_t n_ctx, int n_seqs, uint64_t spare) {
+int ath_make_choices(ath_choices *out, const ath_args *args, const ath_engine *engine, const ath_session_params *p,
+                     uint64_t spare) {
     memset(out, 0, sizeof *out);
-    const char *fixed_k = strcmp(type_k, "auto") == 0 ? NULL : type_k;
-    const char *fixed_v = strcmp(type_v, "auto") == 0 ? NULL : type_v;
+    const char *fixed_k = strcmp(p->type_k, "auto") == 0 ? NULL : p->type_k;
+    const char *fixed_v = strcmp(p->type_v, "auto") == 0 ? NULL : p->type_v;
     ath_engine_info info;
     ath_engine_get_info(engine, &info);
-    out->n_ctx = n_ctx ? n_ctx : info.n_ctx_train;
+    out->n_ctx = p->n_ctx ? p->n_ctx : info.n_ctx_train;
     int64_t mib = ATH_ARG_INT(args, KV_BUDGET);
     out->budget_given = ATH_ARG_GIVEN(args, KV_BUDGET);
     if (out->budget_given && (mib < 1 || mib > (int64_t)1 << 32))
@@ -215,7 +217,7 @@ int ath_make_choices(ath_choices *out, const ath_args *args, const ath_engine *e
     available = available > spare ? available - spare : 0;
     out->budget = out->budget_given ? (uint64_t)mib << 20 : (uint64_t)((double)available * share_of_memory);
     add_candidates(out, engine, fixed_k, fixed_v);
-    for (int i = 0; i < out->n; i++) size_choice(out, &out->choice[i], engine, n_seqs);
+    for (int i = 0; i < out->n; i++) size_choice(out, &out->choice[i], engine, p);
     bool allow_2bit = ATH_ARG_ON(args, KV_ALLOW_2BIT);
     choose(out, allow_2bit);
     if (out->chosen >= 0) explain(out, allow_2bit);
@@ -226,8 +228,7 @@ int ath_auto_cache(const ath_args *args, const ath_engine *engine, ath_session_p
     bool wanted = strcmp(params->type_k, "auto") == 0 || strcmp(params->type_v, "auto") == 0;
     if (!wanted) return -1;
     ath_choices choices;
-    int code = ath_make_choices(&choices, args, engine, params->type_k, params->type_v, params->n_ctx,
-                                params->n_seqs, 0);
+    int code = ath_make_choices(&choices, args, engine, params, 0);
     if (code >= 0) return code;
     if (choices.chosen < 0)
         return ath_tool_fail(

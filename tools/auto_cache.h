@@ -41,10 +41,10 @@ typedef struct ath_choices {
     char why[256]; /* one line for people */
 } ath_choices;
 
-/* type_k or type_v "auto" is chosen, the other one stands. `spare`: bytes of the free memory that are spoken
- * for (weights not loaded yet). -1, or 1 after an error line. */
-int ath_make_choices(ath_choices *out, const ath_args *args, const ath_engine *engine, const char *type_k,
-                     const char *type_v, int64_t n_ctx, int n_seqs, uint64_t spare);
+/* For a session of these parameters: type_k or type_v "auto" is chosen, the other one stands. `spare`: bytes of the free
+ * memory that are spoken for (weights not loaded yet). -1, or 1 after an error line. */
+int ath_make_choices(ath_choices *out, const ath_args *args, const ath_engine *engine, const ath_session_params *p,
+                     uint64_t spare);
 
 /* Replaces "auto" in the session's parameters and says in the log what was chosen and why; does nothing if
  * there is none. -1, or 1 after an error line. */

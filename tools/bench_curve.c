@@ -128,7 +128,7 @@ static int64_t deepest(const curve *c, int64_t spare) {
         ath_error err;
         int64_t depth = c->depths.values[i], tokens = depth + c->test.n_prompt + c->test.n_gen;
         if (depth > r->info.n_ctx_train) continue;
-        if (ath_engine_plan_cache(r->engine, c->test.type_k, c->test.type_v, tokens, &plan, &err) != ATH_OK) continue;
+        if (ath_engine_plan_cache(r->engine, c->test.type_k, c->test.type_v, tokens, ATH_ENTRY_EVERY, &plan, &err) != ATH_OK) continue;
         uint64_t bytes = (uint64_t)plan.bytes_pages + plan.bytes_recent + plan.bytes_state + plan.bytes_entries +
                          (uint64_t)spare;
         if (bytes <= ath_available_memory() && depth > best) best = depth;

@@ -128,7 +128,7 @@ static void add_tensors(cJSON *json, const ath_engine *e, bool all) {
 /* Why there is no cache table; NULL if there is one. */
 static const char *no_cache(const ath_engine *e, ath_error *err) {
     ath_cache_plan plan;
-    return ath_engine_plan_cache(e, "f16", "f16", 256, &plan, err) == ATH_OK ? NULL : err->message;
+    return ath_engine_plan_cache(e, "f16", "f16", 256, 0, &plan, err) == ATH_OK ? NULL : err->message;
 }
 
 /* Those that grow with the context. */
@@ -192,7 +192,7 @@ static bool has_states(const ath_engine *e, int n_layers) {
 /* Bits per value of everything that is held but recurrent states, of the values that an f16 cache of so many tokens holds. */
 static double bits_in_all(const ath_engine *e, const ath_cache_plan *plan, int64_t n_tokens) {
     ath_cache_plan f16;
-    if (ath_engine_plan_cache(e, "f16", "f16", n_tokens, &f16, NULL) != ATH_OK || !f16.bytes_pages) return 0;
+    if (ath_engine_plan_cache(e, "f16", "f16", n_tokens, 0, &f16, NULL) != ATH_OK || !f16.bytes_pages) return 0;
     return 16.0 * (double)(total_bytes(plan) - plan->bytes_state) / (double)f16.bytes_pages;
 }
 
@@ -201,7 +201,7 @@ static void print_cache_row(const ath_engine *e, const char *type, int64_t value
     ath_error err;
     printf("  %-12s", type);
     for (int i = 0; i < N_PLANS; i++) {
-        if (ath_engine_plan_cache(e, type, type, plan_tokens[i], &plan, &err) != ATH_OK) {
+        if (ath_engine_plan_cache(e, type, type, plan_tokens[i], ATH_ENTRY_EVERY, &plan, &err) != ATH_OK) {
             printf(" refused: %s\n", err.message);
             return;
         }
@@ -225,7 +225,7 @@ static void print_cache(const ath_engine *e, const ath_engine_info *info) {
     print_layers(e, info->n_layers);
     printf("  K and V of one type, one sequence: a closed page alone (codes, norms, means, scales); then MiB and bits per\n"
            "  value of all that is held at so many tokens, f16 pages, sinks and entry points (every %d pages) included%s\n",
-           ath_session_params_default().entry_every,
+           ATH_ENTRY_EVERY,
            has_states(e, info->n_layers) ? ",\n  recurrent states in the MiB" : "");
     printf("  type         bytes/token  bits      at 2K    bits     at 8K    bits    at 32K    bits   at 128K    bits\n");
     for (int i = 0; ath_cache_type_name(i); i++) print_cache_row(e, ath_cache_type_name(i), values);
@@ -236,7 +236,7 @@ static cJSON *cache_row_json(const ath_engine *e, const char *type, int64_t valu
     ath_error err;
     cJSON *row = cJSON_CreateObject(), *plans = NULL;
     for (int i = 0; i < N_PLANS; i++) {
-        if (ath_engine_plan_cache(e, type, type, plan_tokens[i], &plan, &err) != ATH_OK) {
+        if (ath_engine_plan_cache(e, type, type, plan_tokens[i], ATH_ENTRY_EVERY, &plan, &err) != ATH_OK) {
             cJSON_AddStringToObject(row, "refused", err.message);
             break;
         }

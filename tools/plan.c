@@ -66,16 +66,19 @@ static int plan(const ath_args *args, ath_engine **engine) {
     ath_engine_params ep = ath_tool_metadata_params(args);
     ath_error err;
     ath_cache_plan probe;
-    int64_t n_ctx = ATH_ARG_INT(args, CTX_SIZE);
-    if (n_ctx < 0 || n_ctx > (int64_t)1 << 32)
-        return ath_tool_fail("-c %lld is out of range", (long long)n_ctx);
+    ath_session_params sp;
+    int code = ath_tool_session_params(args, &sp);
+    if (code >= 0) return code;
+    sp.type_k = sp.type_v = "auto";
+    if (sp.n_ctx < 0 || sp.n_ctx > (int64_t)1 << 32)
+        return ath_tool_fail("-c %lld is out of range", (long long)sp.n_ctx);
     if (ath_engine_open(engine, &ep, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
-    if (ath_engine_plan_cache(*engine, "f16", "f16", 256, &probe, &err) != ATH_OK)
+    if (ath_engine_plan_cache(*engine, "f16", "f16", 256, 0, &probe, &err) != ATH_OK)
         return ath_tool_fail("%s", err.message);
     ath_engine_info info;
     ath_engine_get_info(*engine, &info);
     ath_choices choices;
-    int code = ath_make_choices(&choices, args, *engine, "auto", "auto", n_ctx, 1, info.file_bytes);
+    code = ath_make_choices(&choices, args, *engine, &sp, info.file_bytes);
     if (code >= 0) return code;
     if (!ATH_ARG_ON(args, JSON))
         print_table(&choices);

@@ -176,10 +176,13 @@ typedef struct ath_cache_plan {
     size_t bytes_state;           /* states of recurrent layers */
     size_t bytes_entries;         /* entry points */
 } ath_cache_plan;
-/* What one sequence of n_tokens takes with these types. ATH_ERR_UNSUPPORTED if the model's head size can't hold one:
- * the message names the head size and the types that fit. Works on metadata_only engines. */
+enum { ATH_ENTRY_EVERY = 64 }; /* pages of 128 tokens between automatic entry points, unless a session says otherwise */
+
+/* What one sequence of n_tokens takes with these types and entry points every so many pages (0: none).
+ * ATH_ERR_UNSUPPORTED if the model's head size can't hold a type: the message names the head size and the types that fit.
+ * Works on metadata_only engines. */
 ath_status ath_engine_plan_cache(const ath_engine *engine, const char *type_k, const char *type_v, int64_t n_tokens,
-                                 ath_cache_plan *plan, ath_error *err);
+                                 int entry_every, ath_cache_plan *plan, ath_error *err);
 
 /* Bytes of memory that this process may still take; UINT64_MAX if the system doesn't say. */
 uint64_t ath_available_memory(void);
@@ -192,7 +195,7 @@ typedef struct ath_session_params {
     const char *type_k;    /* cache types, default "f16" */
     const char *type_v;
     const char *kv_layers; /* per-layer overrides "0-1,-1:k=q8_0;3:v=f16,k=f16"; NULL: none */
-    int entry_every;       /* pages of 128 tokens between automatic entry points; default 64, 0: none */
+    int entry_every;       /* pages of 128 tokens between automatic entry points; default ATH_ENTRY_EVERY, 0: none */
     bool swa_full;         /* sliding-window layers keep the whole context */
     const char *debug_k_bias; /* a constant on channels of K after its rotation, to test what a cache makes of it:
                                  "LAYERS:CHANNELS=VALUE[;...]", channels of every head, "0-1,-1:28,62-63=450"; NULL: none */

@@ -165,7 +165,7 @@ static ath_kv_type stored_v(const void *layers, int il) {
 }
 
 ath_status ath_engine_plan_cache(const ath_engine *e, const char *type_k, const char *type_v, int64_t n_tokens,
-                                 ath_cache_plan *out, ath_error *err) {
+                                 int entry_every, ath_cache_plan *out, ath_error *err) {
     if (!e->model) {
         if (err) *err = e->model_error;
         return e->model_error.code;
@@ -173,9 +173,8 @@ ath_status ath_engine_plan_cache(const ath_engine *e, const char *type_k, const 
     int n = e->model->n_layers;
     ath_kv_layer *layers = calloc((size_t)n, sizeof *layers);
     if (!layers) return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for %d layers", n);
-    ath_session_params defaults = ath_session_params_default();
     ath_kv_params params = {.layers = layers, .n_layers = n, .n_ctx = n_tokens, .n_seqs = 1,
-                            .n_ubatch = e->n_ubatch, .entry_every = defaults.entry_every};
+                            .n_ubatch = e->n_ubatch, .entry_every = entry_every};
     ath_kv_plan plan;
     ath_status status = ath_cache_layers(e, type_k, type_v, NULL, layers, err);
     if (status == ATH_OK) status = ath_kv_plan_init(&plan, &params, n_tokens, err);

@@ -8,7 +8,7 @@
 enum { LOGITS_CHUNK = 64 }; /* rows of logits computed at once for on_logits: weights that are expanded are so for all of them */
 
 ath_session_params ath_session_params_default(void) {
-    return (ath_session_params){.n_seqs = 1, .type_k = "f16", .type_v = "f16", .entry_every = 64};
+    return (ath_session_params){.n_seqs = 1, .type_k = "f16", .type_v = "f16", .entry_every = ATH_ENTRY_EVERY};
 }
 
 static ath_status check_params(const ath_engine *e, const ath_session_params *p, ath_error *err) {
@@ -74,11 +74,15 @@ ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_
     }
     s->engine = e;
     s->n_seqs = p->n_seqs;
+    if (p->n_ctx > e->model->n_ctx_train)
+        ath_log_line(&e->log, ATH_LOG_WARN,
+                     "-c %lld is more than the %lld positions that the model was trained on: expect worse text behind them",
+                     (long long)p->n_ctx, (long long)e->model->n_ctx_train);
     s->n_ctx = ((p->n_ctx ? p->n_ctx : e->model->n_ctx_train) + 255) / 256 * 256;
     if (e->model->n_ctx_max && s->n_ctx > e->model->n_ctx_max) {
         s->n_ctx = e->model->n_ctx_max;
         if (p->n_ctx > s->n_ctx)
-            ath_log_line(&e->log, ATH_LOG_WARN, "the model has learned %lld positions: the context ends there",
+            ath_log_line(&e->log, ATH_LOG_WARN, "the model has learned no more: the context ends at %lld",
                          (long long)s->n_ctx);
     }
     ath_status status = create_cache(s, p, layers, err);

@@ -72,6 +72,22 @@ def test_largest_context_is_that_of_the_budget(plan):
         assert n % 256 == 0 and sizes[0] <= 3 << 20 < sizes[1]
 
 
+def test_entry_points_count(plan, athanor, model, env):
+    """auto takes what fits with the entry points that are wanted."""
+    every, none = plan("-c", 65536, "--kv-budget", 1000, "--entry-every", 1), plan("-c", 65536, "--kv-budget", 1000, "--entry-every", 0)
+    assert all(a["bytes"] > b["bytes"] for a, b in zip(every["types"], none["types"]) if a["type_k"] != "f16")
+    budget = budget_for(none, "turbo3_tcq", "turbo3_tcq")
+    assert chosen(plan("-c", 65536, "--kv-budget", budget, "--entry-every", 0)) == ("turbo3_tcq", "turbo3_tcq")
+    assert "nothing of 3 bits or more fits" in plan("-c", 65536, "--kv-budget", budget, "--entry-every", 1)["why"]
+    done = athanor("plan", "-m", model, "--entry-every", -1, env=env, check=False)
+    assert done.returncode == 1 and b"--entry-every -1" in done.stderr
+
+
+def test_a_context_beyond_the_trained_one_is_said(athanor, model, env):
+    run = lambda n: athanor("completion", "-m", model, "-p", "a", "-n", 1, "-c", n, env=env).stderr.decode()
+    assert "-c 8192 is more than the 4096 positions" in run(8192) and "trained on" not in run(4096)
+
+
 def test_never_below_three_bits_unless_told(plan):
     p = plan("-c", 65536, "--kv-budget", 1)
     (t,) = [t for t in p["types"] if t["chosen"]]

@@ -122,10 +122,10 @@ static void test_engines_that_make_no_sense(void **state) {
     ath_session_params sp = ath_session_params_default();
     refuse_session(engine, &sp, ATH_ERR_ARGUMENT, "metadata");
     ath_cache_plan plan;
-    MUST(ath_engine_plan_cache(engine, "turbo3", "f16", 4096, &plan, err));
+    MUST(ath_engine_plan_cache(engine, "turbo3", "f16", 4096, ATH_ENTRY_EVERY, &plan, err));
     assert_string_equal(plan.type_k, "turbo3");
     assert_string_equal(plan.type_v, "f16");
-    MUST_FAIL(ath_engine_plan_cache(engine, "turbo3", "f17", 4096, &plan, err), ATH_ERR_ARGUMENT, "turbo3");
+    MUST_FAIL(ath_engine_plan_cache(engine, "turbo3", "f17", 4096, ATH_ENTRY_EVERY, &plan, err), ATH_ERR_ARGUMENT, "turbo3");
     ath_engine_close(&engine);
     ath_engine_close(&engine);
     ath_engine_close(NULL);
@@ -268,7 +268,7 @@ static void test_windowed_layers_stay_f16(void **state) {
 }
 
 static size_t plan_bytes(const ath_engine *engine, const char *type, int64_t n, ath_cache_plan *plan) {
-    MUST(ath_engine_plan_cache(engine, type, type, n, plan, err));
+    MUST(ath_engine_plan_cache(engine, type, type, n, ATH_ENTRY_EVERY, plan, err));
     return plan->bytes_pages + plan->bytes_recent + plan->bytes_entries;
 }
 
@@ -306,7 +306,7 @@ static void test_bytes_per_token(void **state) {
     (void)state;
     ath_engine *engine = open_engine("llama/model.gguf");
     ath_cache_plan plan;
-    MUST(ath_engine_plan_cache(engine, "turbo3", "turbo3", 8192, &plan, err));
+    MUST(ath_engine_plan_cache(engine, "turbo3", "turbo3", 8192, ATH_ENTRY_EVERY, &plan, err));
     assert_true(fabs(plan.bytes_per_token - 2 * 2 * (50 + 50 + 3)) < 1e-9);
     ath_engine_close(&engine);
 }
