@@ -1,5 +1,5 @@
-/* exp in float32, the one definition of its bits: the SIMD versions (vector_math_avx2.h,
- * vector_math_avx512.h) do the same operations in the same order and give the same results.
+/* exp in float32, the one definition of its bits: the version in vector lanes (vector_math_lanes.h) does the
+ * same operations in the same order and gives the same results.
  *
  * x = n ln 2 + r with |r| <= ln 2 / 2 (Cody-Waite, two constants), e^r by a degree-6 polynomial (Taylor-like
  * minimax), then two exact scalings by powers of two, so that results below 2^-126 are rounded once more and

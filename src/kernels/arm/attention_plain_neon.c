@@ -1,7 +1,7 @@
 /* Attention on plain tiles, and the softmax, with NEON. */
 #include "kernels/attention_neon.h"
 #include "kernels/attention_product.h"
-#include "kernels/vector_math_neon.h"
+#include "kernels/vector_math_lanes.h"
 
 typedef float32x4_t (*load_fn)(const void *data, int64_t i);
 
@@ -80,7 +80,7 @@ static float softmax(float *scores, int lo, int hi, float *max, float *sum) {
     float m = vmaxvq_f32(top);
     for (int i = 0; i < 4; i++) lanes[i] = vdupq_n_f32(0);
     for (int t = 0; t < ATH_PAGE_TOKENS; t += 4) {
-        float32x4_t e = ath_exp_neon(vsubq_f32(vld1q_f32(scores + t), vdupq_n_f32(m)));
+        float32x4_t e = vf_exp(vsubq_f32(vld1q_f32(scores + t), vdupq_n_f32(m)));
         e = ath_masked_neon(e, ath_visible_neon(t, lo, hi));
         vst1q_f32(scores + t, e);
         lanes[t / 4 % 4] = vaddq_f32(lanes[t / 4 % 4], e);
@@ -94,7 +94,7 @@ static float softmax(float *scores, int lo, int hi, float *max, float *sum) {
 static void softcap(float *scores, int n, float cap) {
     float32x4_t one = vdupq_n_f32(1.0f), two = vdupq_n_f32(2.0f), c = vdupq_n_f32(cap);
     for (int i = 0; i < n; i += 4) {
-        float32x4_t x = vdivq_f32(vld1q_f32(scores + i), c), e = ath_exp_neon(vaddq_f32(x, x));
+        float32x4_t x = vdivq_f32(vld1q_f32(scores + i), c), e = vf_exp(vaddq_f32(x, x));
         vst1q_f32(scores + i, vmulq_f32(c, vsubq_f32(one, vdivq_f32(two, vaddq_f32(e, one)))));
     }
 }

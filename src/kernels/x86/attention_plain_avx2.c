@@ -6,7 +6,7 @@
 
 #include "kernels/attention_avx2.h"
 #include "kernels/attention_blocks_x86.h"
-#include "kernels/vector_math_avx2.h"
+#include "kernels/vector_math_lanes.h"
 
 typedef __m256 (*load_fn)(const void *data, int64_t i);
 
@@ -86,7 +86,7 @@ static float softmax(float *scores, int lo, int hi, float *max, float *sum) {
     }
     float m = ath_max_lanes_avx2(top);
     for (int t = 0; t < ATH_PAGE_TOKENS; t += 8) {
-        __m256 e = ath_exp_avx2(_mm256_sub_ps(_mm256_loadu_ps(scores + t), _mm256_set1_ps(m)));
+        __m256 e = vf_exp(_mm256_sub_ps(_mm256_loadu_ps(scores + t), _mm256_set1_ps(m)));
         e = _mm256_and_ps(e, ath_visible_avx2(t, lo, hi));
         _mm256_storeu_ps(scores + t, e);
         lanes[t / 8 % 2] = _mm256_add_ps(lanes[t / 8 % 2], e);
@@ -101,7 +101,7 @@ static void softcap(float *scores, int n, float cap) {
     __m256 one = _mm256_set1_ps(1.0f), two = _mm256_set1_ps(2.0f), c = _mm256_set1_ps(cap);
     for (int i = 0; i < n; i += 8) {
         __m256 x = _mm256_div_ps(_mm256_loadu_ps(scores + i), c);
-        __m256 e = ath_exp_avx2(_mm256_add_ps(x, x));
+        __m256 e = vf_exp(_mm256_add_ps(x, x));
         __m256 tanh = _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(e, one)));
         _mm256_storeu_ps(scores + i, _mm256_mul_ps(c, tanh));
     }

@@ -6,7 +6,7 @@
 
 #include "kernels/attention_avx512.h"
 #include "kernels/attention_blocks_x86.h"
-#include "kernels/vector_math_avx512.h"
+#include "kernels/vector_math_lanes.h"
 
 typedef __m512 (*load_fn)(const void *data, int64_t i);
 
@@ -100,7 +100,7 @@ ATH_INLINE float softmax_step(const bool all, float *scores, int lo, int hi, flo
     }
     float m = _mm512_reduce_max_ps(top);
     for (int g = 0; g < 8; g++) {
-        __m512 e = ath_exp_avx512(_mm512_sub_ps(x[g], _mm512_set1_ps(m)));
+        __m512 e = vf_exp(_mm512_sub_ps(x[g], _mm512_set1_ps(m)));
         if (!all) e = _mm512_maskz_mov_ps(visible[g], e);
         _mm512_storeu_ps(scores + 16 * g, e);
         lanes = _mm512_add_ps(lanes, e);
@@ -124,7 +124,7 @@ static void softcap(float *scores, int n, float cap) {
     __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f), c = _mm512_set1_ps(cap);
     for (int i = 0; i < n; i += 16) {
         __m512 x = _mm512_div_ps(_mm512_loadu_ps(scores + i), c);
-        __m512 e = ath_exp_avx512(_mm512_add_ps(x, x));
+        __m512 e = vf_exp(_mm512_add_ps(x, x));
         __m512 tanh = _mm512_sub_ps(one, _mm512_div_ps(two, _mm512_add_ps(e, one)));
         _mm512_storeu_ps(scores + i, _mm512_mul_ps(c, tanh));
     }
