@@ -6,36 +6,16 @@
 
 #include "codec/turbo_tables.h"
 #include "kernels/attention_x86.h"
+#include "kernels/lanes.h"
 #include "kernels/unpack_kind.h"
 
-/* Lanes 0..7 and 8..15, halves first, as ath_sum_lanes. */
+/* Operations of lanes.h for kernels that are written for AVX2 alone. */
+#define ath_load_f16_avx2  vf_load_f16
+#define ath_load_bf16_avx2 vf_load_bf16
+#define ath_visible_avx2   vf_between
+#define ath_max_lanes_avx2 vf_top
 ATH_INLINE float ath_sum_lanes_avx2(__m256 low, __m256 high) {
-    __m256 y = _mm256_add_ps(low, high);
-    __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
-    z = _mm_add_ps(z, _mm_movehl_ps(z, z));
-    return _mm_cvtss_f32(_mm_add_ss(z, _mm_movehdup_ps(z)));
-}
-
-ATH_INLINE float ath_max_lanes_avx2(__m256 x) {
-    __m128 z = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    z = _mm_max_ps(z, _mm_movehl_ps(z, z));
-    return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
-}
-
-ATH_INLINE __m256 ath_load_f16_avx2(const void *p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-}
-
-ATH_INLINE __m256 ath_load_bf16_avx2(const void *p) {
-    __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
-}
-
-/* All ones in the lanes t .. t + 7 of a page that lie in [lo, hi). */
-ATH_INLINE __m256 ath_visible_avx2(int t, int lo, int hi) {
-    __m256i token = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(t));
-    __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32(lo), token);
-    return _mm256_castsi256_ps(_mm256_andnot_si256(below, _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), token)));
+    return vf_sum_16((const vf[]){low, high});
 }
 
 /* ath_eq_scale of 8 bytes: 2^(i/4) with i = e - 128 clamped to +-16 is a root of 2 and an exponent. */

@@ -6,30 +6,17 @@
 
 #include "codec/turbo_tables.h"
 #include "kernels/attention_x86.h"
+#include "kernels/lanes.h"
 
-/* Halves first, as ath_sum_lanes. */
-ATH_INLINE float ath_sum_lanes_avx512(__m512 x) {
-    __m256 y = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-    __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
-    z = _mm_add_ps(z, _mm_movehl_ps(z, z));
-    return _mm_cvtss_f32(_mm_add_ss(z, _mm_movehdup_ps(z)));
-}
-
-ATH_INLINE __m512 ath_load_f16_avx512(const void *p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-}
-
-ATH_INLINE __m512 ath_load_bf16_avx512(const void *p) {
-    __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
-}
-
+/* Operations of lanes.h for kernels that are written for AVX-512 alone. */
+#define ath_load_f16_avx512  vf_load_f16
+#define ath_load_bf16_avx512 vf_load_bf16
 /* Lanes of the page's 16-token group g that lie in [lo, hi). */
 ATH_INLINE __mmask16 ath_visible_avx512(int g, int lo, int hi) {
-    __m512i token = _mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                     _mm512_set1_epi32(16 * g));
-    __mmask16 above = _mm512_cmpge_epi32_mask(token, _mm512_set1_epi32(lo));
-    return _mm512_mask_cmplt_epi32_mask(above, token, _mm512_set1_epi32(hi));
+    return vf_between(16 * g, lo, hi);
+}
+ATH_INLINE float ath_sum_lanes_avx512(__m512 x) {
+    return vf_sum_16(&x);
 }
 
 /* sum += four products of unsigned with signed bytes, per lane of 32 bits. In assembly, because gcc 12 copies

@@ -6,36 +6,20 @@
 #include <string.h>
 
 #include "kernels/attention.h"
+#include "kernels/lanes.h"
 #include "kernels/unpack_kind.h"
 #include "kernels/unroll.h"
 
 void ath_attn_turbo_init_neon(ath_attn_kernels *k);
 void ath_attn_pages_init_neon(ath_attn_kernels *k);
 
-/* Lanes 0..15, halves first, as ath_sum_lanes. */
-ATH_INLINE float ath_sum_lanes_neon(const float32x4_t *x) {
-    float32x4_t y = vaddq_f32(vaddq_f32(x[0], x[2]), vaddq_f32(x[1], x[3]));
-    float32x2_t z = vadd_f32(vget_low_f32(y), vget_high_f32(y));
-    return vget_lane_f32(z, 0) + vget_lane_f32(z, 1);
-}
-
-ATH_INLINE float32x4_t ath_load_f16_neon(const void *p) {
-    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
-}
-
-ATH_INLINE float32x4_t ath_load_bf16_neon(const void *p) {
-    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
-}
-
-/* All ones in the lanes t .. t + 3 of a page that lie in [lo, hi). */
-ATH_INLINE uint32x4_t ath_visible_neon(int t, int lo, int hi) {
-    static const int32_t first[4] = {0, 1, 2, 3};
-    int32x4_t token = vaddq_s32(vld1q_s32(first), vdupq_n_s32(t));
-    return vandq_u32(vcgeq_s32(token, vdupq_n_s32(lo)), vcltq_s32(token, vdupq_n_s32(hi)));
-}
-
+/* Operations of lanes.h for kernels that are written for NEON alone. */
+#define ath_load_f16_neon  vf_load_f16
+#define ath_load_bf16_neon vf_load_bf16
+#define ath_visible_neon   vf_between
+#define ath_sum_lanes_neon vf_sum_16
 ATH_INLINE float32x4_t ath_masked_neon(float32x4_t x, uint32x4_t mask) {
-    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), mask));
+    return vf_keep(mask, x);
 }
 
 /* 16 signed bytes as floats. */

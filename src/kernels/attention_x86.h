@@ -2,7 +2,7 @@
 #ifndef ATH_KERNELS_ATTENTION_X86_H
 #define ATH_KERNELS_ATTENTION_X86_H
 
-#include "kernels/attention_product.h"
+#include "kernels/attention.h"
 #include "kernels/unroll.h"
 
 void ath_attn_turbo_init_avx512(ath_attn_kernels *k);

@@ -21,6 +21,7 @@
  *   vf_between(t, lo, hi)   lanes i with lo <= t + i < hi
  *   vf_keep(mask, x)        x in the lanes of mask, 0 in the others
  *   vf_where(mask, a, b)    a in the lanes of mask, b in the others
+ *   vf_max_where(mask, a, b)  vf_max_known(a, b) in the lanes of mask, a in the others
  *
  *   vf_sum_16(x)            of 16 / VF_LANES vectors, halves first, as ath_sum_lanes
  *   vf_top(x)               the greatest lane, of numbers */

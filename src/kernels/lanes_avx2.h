@@ -80,6 +80,9 @@ ATH_INLINE vf vf_keep(vf_mask m, vf x) {
 ATH_INLINE vf vf_where(vf_mask m, vf a, vf b) {
     return _mm256_blendv_ps(b, a, m);
 }
+ATH_INLINE vf vf_max_where(vf_mask m, vf a, vf b) {
+    return vf_max_known(a, vf_where(m, b, a));
+}
 
 ATH_INLINE float vf_sum_16(const vf *x) {
     __m256 y = _mm256_add_ps(x[0], x[1]);

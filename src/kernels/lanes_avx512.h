@@ -78,6 +78,9 @@ ATH_INLINE vf vf_keep(vf_mask m, vf x) {
 ATH_INLINE vf vf_where(vf_mask m, vf a, vf b) {
     return _mm512_mask_mov_ps(b, m, a);
 }
+ATH_INLINE vf vf_max_where(vf_mask m, vf a, vf b) {
+    return _mm512_mask_max_ps(a, m, b, a);
+}
 
 ATH_INLINE float vf_sum_16(const vf *x) {
     __m256 y = _mm256_add_ps(_mm512_castps512_ps256(*x), _mm512_extractf32x8_ps(*x, 1));

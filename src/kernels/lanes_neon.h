@@ -79,6 +79,9 @@ ATH_INLINE vf vf_keep(vf_mask m, vf x) {
 ATH_INLINE vf vf_where(vf_mask m, vf a, vf b) {
     return vbslq_f32(m, a, b);
 }
+ATH_INLINE vf vf_max_where(vf_mask m, vf a, vf b) {
+    return vf_max_known(a, vf_where(m, b, a));
+}
 
 ATH_INLINE float vf_sum_16(const vf *x) {
     float32x4_t y = vaddq_f32(vaddq_f32(x[0], x[2]), vaddq_f32(x[1], x[3]));
