@@ -3,6 +3,7 @@
 enum { MOST = 2, CELLS = 4 };
 
 #include "kernels/matmul_arm.h"
+#include "kernels/matmul_vectors.h"
 
 /* Groups whose products can be added up in 16 bits. */
 ATH_INLINE int groups_in_16_bits(const ath_panel_info f) {
@@ -89,12 +90,6 @@ ATH_INLINE void tile_float(const ath_panel_format format, const int width, const
     for (int c0 = 0; c0 < t->n_cols; c0 += n) columns_float(format, n, width, t, c0);
 }
 
-#define FLOAT_TILE(type, width)                                                                              \
-    static void type##_w##width(const ath_matmul_tile *t) {                                                  \
-        tile_float(ATH_PANEL_##type, width, t);                                                              \
-    }
-#define FLOAT_TILES(type)                                                                                    \
-    FLOAT_TILE(type, 1) FLOAT_TILE(type, 2) FLOAT_TILE(type, 4) FLOAT_TILE(type, 8) FLOAT_TILE(type, 16)
 FLOAT_TILES(F32)
 FLOAT_TILES(F16)
 FLOAT_TILES(BF16)
@@ -108,14 +103,11 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
         v[i] = vld1q_f32(x + 4 * i);
         top = vmaxq_u32(top, vandq_u32(vreinterpretq_u32_f32(v[i]), vdupq_n_u32(0x7fffffff)));
     }
-    uint32_t bits = vmaxvq_u32(top);
-    float amax = ath_f32_from_bits(bits), dx = amax / 127.0f, scale = 127.0f / amax;
-    bool finite = bits < 0x7f800000;
-    if (finite && amax < 0x1p-100f) dx = 0;
-    int16x4_t keep = vdup_n_s16(finite && dx != 0 ? -1 : 0);
+    const block_scale s = block_scale_of(vmaxvq_u32(top));
+    int16x4_t keep = vdup_n_s16(s.zero ? 0 : -1);
     int16x4_t q[8];
     ATH_UNROLL
-    for (int i = 0; i < 8; i++) q[i] = vand_s16(keep, vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(v[i], scale))));
+    for (int i = 0; i < 8; i++) q[i] = vand_s16(keep, vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(v[i], s.scale))));
     int16_t sum[2] = {0, 0};
     ATH_UNROLL
     for (int g = 0; g < 8; g += 2) {
@@ -125,33 +117,20 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
         vst1_lane_u32((uint32_t *)(void *)(tile + ath_tile_q_at(width, c, 4 * g + 4)), groups, 1);
         sum[g / 4] = (int16_t)(sum[g / 4] + vaddvq_s16(two));
     }
-    float sx = finite ? (float)(sum[0] + sum[1]) * dx : dx;
-    memcpy(tile + 32 * width + 4 * c, &dx, 4);
-    memcpy(tile + 36 * width + 4 * c, &sx, 4);
-    memcpy(tile + 40 * width + 4 * c, sum, 4);
+    store_block_scale(s, sum, width, c, tile);
 }
 
 static void quantise(const float *const *rows, int n_cols, int width, int64_t n_in, void *tile) {
-    if (n_cols < width) memset(tile, 0, ath_tile_bytes(true, width, n_in));
-    for (int64_t i = 0; i < n_in / 32; i++) {
-        for (int c = 0; c < n_cols; c++)
-            quantise_block(rows[c] + 32 * i, width, c, (uint8_t *)tile + i * 44 * width);
-    }
+    quantise_with(quantise_block, rows, n_cols, width, n_in, tile);
 }
 
 void ath_matmul_kernels_neon(ath_matmul_kernels *k) {
-#define SET(type)                                                                                            \
-    k->tile[ATH_PANEL_##type][0] = type##_w1;                                                                \
-    k->tile[ATH_PANEL_##type][1] = type##_w2;                                                                \
-    k->tile[ATH_PANEL_##type][2] = type##_w4;                                                                \
-    k->tile[ATH_PANEL_##type][3] = type##_w8;
-#define SET_FLOAT(type)                                      SET(type) k->tile[ATH_PANEL_##type][4] = type##_w16;
-#define ATH_PANEL(type, bits, zero, table, blocks, min, sub) SET(type)
+#define ATH_PANEL(type, bits, zero, table, blocks, min, sub) SET_TILES(type)
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
-    SET_FLOAT(F32)
-    SET_FLOAT(F16)
-    SET_FLOAT(BF16)
+    SET_FLOAT_TILES(F32)
+    SET_FLOAT_TILES(F16)
+    SET_FLOAT_TILES(BF16)
     k->quantise = quantise;
     k->isa = "neon";
 }

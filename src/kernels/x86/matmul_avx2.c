@@ -6,11 +6,8 @@
  * their sums over several groups stay in 16 bits too. For 8-bit values the signs go over to the activations:
  * 128 * 127 * 2 fits. */
 #include <immintrin.h>
-#include <string.h>
 
-#include "base/half.h"
-#include "kernels/matmul.h"
-#include "kernels/unroll.h"
+#include "kernels/matmul_vectors.h"
 
 enum { HALF = 8, MOST = 4 }; /* rows and columns at a time */
 
@@ -295,12 +292,6 @@ ATH_INLINE void tile_float(const ath_panel_format format, const int width, const
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
 
-#define FLOAT_TILE(type, width)                                                                              \
-    static void type##_w##width(const ath_matmul_tile *t) {                                                  \
-        tile_float(ATH_PANEL_##type, width, t);                                                              \
-    }
-#define FLOAT_TILES(type)                                                                                    \
-    FLOAT_TILE(type, 1) FLOAT_TILE(type, 2) FLOAT_TILE(type, 4) FLOAT_TILE(type, 8) FLOAT_TILE(type, 16)
 FLOAT_TILES(F32)
 FLOAT_TILES(F16)
 FLOAT_TILES(BF16)
@@ -329,14 +320,11 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
         v[i] = _mm256_loadu_ps(x + 8 * i);
         top = _mm256_max_epu32(top, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
     }
-    uint32_t bits = reduce_max(top);
-    float amax = ath_f32_from_bits(bits), dx = amax / 127.0f, scale = 127.0f / amax;
-    bool finite = bits < 0x7f800000;
-    if (finite && amax < 0x1p-100f) dx = 0;
-    __m256i keep = _mm256_set1_epi32(finite && dx != 0 ? -1 : 0);
+    const block_scale s = block_scale_of(reduce_max(top));
+    __m256i keep = _mm256_set1_epi32(s.zero ? 0 : -1);
     ATH_UNROLL
     for (int i = 0; i < 4; i++) {
-        q[i] = _mm256_and_si256(keep, _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(scale))));
+        q[i] = _mm256_and_si256(keep, _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(s.scale))));
     }
     int16_t sum[2] = {reduce_add(_mm256_add_epi32(q[0], q[1])), reduce_add(_mm256_add_epi32(q[2], q[3]))};
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
@@ -344,33 +332,20 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
     _mm256_storeu_si256((__m256i *)groups,
                         _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
     for (int g = 0; g < 8; g++) memcpy(tile + ath_tile_q_at(width, c, 4 * g), &groups[g], 4);
-    float sx = finite ? (float)(sum[0] + sum[1]) * dx : dx;
-    memcpy(tile + 32 * width + 4 * c, &dx, 4);
-    memcpy(tile + 36 * width + 4 * c, &sx, 4);
-    memcpy(tile + 40 * width + 4 * c, sum, 4);
+    store_block_scale(s, sum, width, c, tile);
 }
 
 static void quantise(const float *const *rows, int n_cols, int width, int64_t n_in, void *tile) {
-    if (n_cols < width) memset(tile, 0, ath_tile_bytes(true, width, n_in));
-    for (int64_t i = 0; i < n_in / 32; i++) {
-        for (int c = 0; c < n_cols; c++)
-            quantise_block(rows[c] + 32 * i, width, c, (uint8_t *)tile + i * 44 * width);
-    }
+    quantise_with(quantise_block, rows, n_cols, width, n_in, tile);
 }
 
 void ath_matmul_kernels_avx2(ath_matmul_kernels *k) {
-#define SET(type)                                                                                            \
-    k->tile[ATH_PANEL_##type][0] = type##_w1;                                                                \
-    k->tile[ATH_PANEL_##type][1] = type##_w2;                                                                \
-    k->tile[ATH_PANEL_##type][2] = type##_w4;                                                                \
-    k->tile[ATH_PANEL_##type][3] = type##_w8;
-#define SET_FLOAT(type)                                      SET(type) k->tile[ATH_PANEL_##type][4] = type##_w16;
-#define ATH_PANEL(type, bits, zero, table, blocks, min, sub) SET(type)
+#define ATH_PANEL(type, bits, zero, table, blocks, min, sub) SET_TILES(type)
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
-    SET_FLOAT(F32)
-    SET_FLOAT(F16)
-    SET_FLOAT(BF16)
+    SET_FLOAT_TILES(F32)
+    SET_FLOAT_TILES(F16)
+    SET_FLOAT_TILES(BF16)
     k->quantise = quantise;
     k->isa = "avx2";
 }

@@ -5,6 +5,7 @@
 enum { LOOK_AHEAD = 0 };
 
 #include "kernels/matmul_avx512.h"
+#include "kernels/matmul_vectors.h"
 
 /* idot[c] += groups [g0, g1) of a block times each column. */
 ATH_INLINE void dot_groups(const ath_panel_info f, const int width, const uint8_t *codes, const bool expanded,
@@ -96,12 +97,6 @@ ATH_INLINE void tile_float(const ath_panel_format format, const int width, const
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
 
-#define FLOAT_TILE(type, width)                                                                              \
-    static void type##_w##width(const ath_matmul_tile *t) {                                                  \
-        tile_float(ATH_PANEL_##type, width, t);                                                              \
-    }
-#define FLOAT_TILES(type)                                                                                    \
-    FLOAT_TILE(type, 1) FLOAT_TILE(type, 2) FLOAT_TILE(type, 4) FLOAT_TILE(type, 8) FLOAT_TILE(type, 16)
 FLOAT_TILES(F32)
 FLOAT_TILES(F16)
 FLOAT_TILES(BF16)
@@ -111,49 +106,33 @@ ATH_INLINE void quantise_block(const float *x, int width, int c, uint8_t *tile) 
     __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
     __m512i top =
         _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
-    uint32_t bits = _mm512_reduce_max_epu32(top);
-    float amax = ath_f32_from_bits(bits), dx = amax / 127.0f, scale = 127.0f / amax;
-    bool finite = bits < 0x7f800000;
-    if (finite && amax < 0x1p-100f) dx = 0;
-    __mmask16 keep = finite && dx != 0 ? 0xffff : 0;
-    __m512i qa = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(a, _mm512_set1_ps(scale)));
-    __m512i qb = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(b, _mm512_set1_ps(scale)));
+    const block_scale s = block_scale_of(_mm512_reduce_max_epu32(top));
+    __mmask16 keep = s.zero ? 0 : 0xffff;
+    __m512i qa = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(a, _mm512_set1_ps(s.scale)));
+    __m512i qb = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(b, _mm512_set1_ps(s.scale)));
     int16_t sum[2] = {(int16_t)_mm512_reduce_add_epi32(qa), (int16_t)_mm512_reduce_add_epi32(qb)};
     int32_t q[8];
     _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(qa));
     _mm_storeu_si128((__m128i *)q + 1, _mm512_cvtepi32_epi8(qb));
     ATH_UNROLL
     for (int g = 0; g < 8; g++) memcpy(tile + ath_tile_q_at(width, c, 4 * g), &q[g], 4);
-    float sx = finite ? (float)(sum[0] + sum[1]) * dx : dx;
-    memcpy(tile + 32 * width + 4 * c, &dx, 4);
-    memcpy(tile + 36 * width + 4 * c, &sx, 4);
-    memcpy(tile + 40 * width + 4 * c, sum, 4);
+    store_block_scale(s, sum, width, c, tile);
 }
 
 static void quantise(const float *const *rows, int n_cols, int width, int64_t n_in, void *tile) {
-    if (n_cols < width) memset(tile, 0, ath_tile_bytes(true, width, n_in));
-    for (int64_t i = 0; i < n_in / 32; i++) {
-        for (int c = 0; c < n_cols; c++)
-            quantise_block(rows[c] + 32 * i, width, c, (uint8_t *)tile + i * 44 * width);
-    }
+    quantise_with(quantise_block, rows, n_cols, width, n_in, tile);
 }
 
 void ath_matmul_kernels_avx512(ath_matmul_kernels *k) {
-#define SET(type)                                                                                            \
-    k->tile[ATH_PANEL_##type][0] = type##_w1;                                                                \
-    k->tile[ATH_PANEL_##type][1] = type##_w2;                                                                \
-    k->tile[ATH_PANEL_##type][2] = type##_w4;                                                                \
-    k->tile[ATH_PANEL_##type][3] = type##_w8;
-#define SET_FLOAT(type) SET(type) k->tile[ATH_PANEL_##type][4] = type##_w16;
 #define ATH_PANEL(type, bits, zero, table, blocks, min, sub)                                                 \
-    SET(type)                                                                                                \
+    SET_TILES(type)                                                                                          \
     k->wide[ATH_PANEL_##type] = bits < 8 ? type##_wide : NULL;                                               \
     k->expand[ATH_PANEL_##type] = bits < 8 ? type##_expand : NULL;
 #include "kernels/matmul_formats.def"
 #undef ATH_PANEL
-    SET_FLOAT(F32)
-    SET_FLOAT(F16)
-    SET_FLOAT(BF16)
+    SET_FLOAT_TILES(F32)
+    SET_FLOAT_TILES(F16)
+    SET_FLOAT_TILES(BF16)
     k->quantise = quantise;
     k->isa = "avx512vnni";
 }
