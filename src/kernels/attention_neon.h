@@ -12,6 +12,7 @@
 
 void ath_attn_turbo_init_neon(ath_attn_kernels *k);
 void ath_attn_pages_init_neon(ath_attn_kernels *k);
+void ath_kv_encode_neon(const ath_kv_layout *layout, const uint16_t *tile, uint8_t *out, float *scratch);
 
 /* Operations of lanes.h for kernels that are written for NEON alone. */
 #define ath_load_f16_neon  vf_load_f16

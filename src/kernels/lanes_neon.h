@@ -8,6 +8,7 @@
 
 enum { VF_LANES = 4 };
 typedef float32x4_t vf;
+typedef int32x4_t vi;
 typedef uint32x4_t vf_mask; /* all ones in the lanes that are meant */
 
 ATH_INLINE vf vf_load(const float *p) {
@@ -90,6 +91,30 @@ ATH_INLINE float vf_sum_16(const vf *x) {
 }
 ATH_INLINE float vf_top(vf x) {
     return vmaxvq_f32(x);
+}
+
+ATH_INLINE vf vf_sqrt(vf x) {
+    return vsqrtq_f32(x);
+}
+ATH_INLINE vf_mask vf_not_lt(vf a, vf b) {
+    return vmvnq_u32(vcltq_f32(a, b));
+}
+ATH_INLINE void vf_store_bf16(void *p, vf x) {
+    uint32x4_t u = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    vst1_u16((uint16_t *)p, vshrn_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16));
+}
+ATH_INLINE void vf_store_i16(void *p, vf x) {
+    vst1_s16((int16_t *)p, vmovn_s32(vcvtnq_s32_f32(x)));
+}
+
+ATH_INLINE vi vi_load(const int32_t *p) {
+    return vld1q_s32(p);
+}
+ATH_INLINE vi vi_set(int32_t x) {
+    return vdupq_n_s32(x);
+}
+ATH_INLINE vf vf_of_vi(vi x) {
+    return vcvtq_f32_s32(x);
 }
 
 #endif

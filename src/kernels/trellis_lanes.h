@@ -2,12 +2,17 @@
  * (docs/turbo_format.md, "Trellis encoder"). An instruction set's file defines the vector type and its few
  * operations, then includes this.
  *
- *   lanes_t, LANES                          vector of LANES unsigned 16-bit numbers
- *   lanes_load, lanes_store, lanes_set
- *   lanes_add_saturated, lanes_sub, lanes_distance (of signed numbers), lanes_min, lanes_mul, lanes_and,
- * lanes_or, lanes_xor lanes_shl, lanes_shr                    by a constant lanes_append(a, b) a >> 4 | b <<
- * 12 lanes_where_equal(a, b, x, y)           a == b ? y : x lanes_square(squares, e, w) squares[e] of 2^w
- * entries lanes_widen(sum, x)                     sum[0], sum[1] += even, odd lanes of x in 32 bits
+ *   lanes_t, LANES                   vector of LANES unsigned 16-bit numbers
+ *   lanes_load, lanes_store          unaligned
+ *   lanes_set(x)                     x in all lanes
+ *   lanes_add_saturated, lanes_sub, lanes_mul
+ *   lanes_distance(a, b)             |a - b| of signed numbers
+ *   lanes_min, lanes_and, lanes_or, lanes_xor
+ *   lanes_shl, lanes_shr             by a constant
+ *   lanes_append(a, b)               a >> 4 | b << 12
+ *   lanes_where_equal(a, b, x, y)    a == b ? y : x
+ *   lanes_square(squares, e, w)      squares[e] of 2^w entries
+ *   lanes_widen(sum, x)              sum[0], sum[1] += even, odd lanes of x in 32 bits
  *
  * A cost is kept in a word with the group's high bits (h) in its k low bits, which costs leave free: the
  * least word is the least cost and among equals the lowest h. */
