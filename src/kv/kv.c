@@ -179,19 +179,19 @@ typedef struct page_count {
     int64_t own, entries; /* within reach; kept for entry points alone */
 } page_count;
 
+/* What asking an ath_kv_keeper for every page comes to: an entry point at boundary b keeps the `reach` pages before b,
+ * entry points lie at distance, 2 distance ... up to n, and from page own_from on everything is kept anyway. */
 static page_count count_pages(const ath_kv_shape *shape, int kind, int64_t n) {
-    page_count count = {0, 0};
-    if (shape->page_bytes[kind] == 0) return count;
-    ath_kv_keeper keeper = ath_kv_keeper_init(shape, kind, n);
-    int64_t own_from = keeper.first;
-    for (int64_t i = ath_kv_pages_for(n) - 1; i >= 0; i--) {
-        bool entry_after = ath_kv_entry_is_due(shape, i + 1, n) && (i + 1) * ATH_PAGE_TOKENS <= n;
-        if (!ath_kv_keeps(&keeper, i, entry_after)) continue;
-        if (i >= own_from)
-            count.own++;
-        else
-            count.entries++;
-    }
+    if (shape->page_bytes[kind] == 0) return (page_count){0, 0};
+    int64_t own_from = ath_kv_first_kept(shape, kind, n), distance = ath_kv_entry_distance(shape, n);
+    page_count count = {ath_kv_pages_for(n) - own_from, 0};
+    if (distance == 0) return count;
+    int64_t far = shape->max_window / ATH_PAGE_TOKENS + 2; /* a boundary that no reach from it goes beyond 0 */
+    int64_t reach = far - ath_kv_first_read(shape, kind, far * ATH_PAGE_TOKENS);
+    if (reach > distance) reach = distance; /* those before are the previous entry point's */
+    int64_t end = n / ATH_PAGE_TOKENS / distance * distance;
+    if (end > own_from) end = own_from;
+    count.entries = end / distance * reach + not_negative(end % distance - (distance - reach));
     return count;
 }
 

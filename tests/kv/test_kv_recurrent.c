@@ -138,6 +138,48 @@ static void plan_is_what_is_used(void **state) {
     }
 }
 
+/* Own pages and those of entry points of one kind: every page is asked for. */
+static void walk(const ath_kv_shape *shape, int kind, int64_t n, size_t *own, size_t *entries) {
+    ath_kv_keeper keeper = ath_kv_keeper_init(shape, kind, n);
+    int64_t own_from = keeper.first;
+    for (int64_t i = ath_kv_pages_for(n) - 1; i >= 0; i--) {
+        bool entry_after = ath_kv_entry_is_due(shape, i + 1, n) && (i + 1) * ATH_PAGE_TOKENS <= n;
+        if (ath_kv_keeps(&keeper, i, entry_after)) *(i >= own_from ? own : entries) += shape->page_bytes[kind];
+    }
+}
+
+/* The plan's formula counts what the walk over all pages counts. */
+static void plan_counts_pages(void **state) {
+    (void)state;
+    static const int64_t windows[] = {1, 2, 127, 128, 129, 130, 256, 257, 300, 385, 4096, 100000};
+    static const int everies[] = {0, 1, 2, 3, 5, 7, 33, 64, 1000};
+    ath_kv_layer layers[N_HYBRID];
+    memcpy(layers, hybrid_layers, sizeof layers);
+    for (int i = 0; i < (int)(sizeof windows / sizeof *windows * sizeof everies / sizeof *everies * 2); i++) {
+        layers[3].window = windows[i / 2 % 12];
+        ath_kv_layer stateless[] = {layers[1], layers[3]};
+        ath_kv_params params = {.layers = i % 2 ? layers : stateless, .n_layers = i % 2 ? N_HYBRID : 2, .n_ctx = 1 << 20,
+                                .n_seqs = 1, .n_ubatch = 512, .entry_every = everies[i / 24]};
+        ath_kv_shape shape;
+        assert_int_equal(ath_kv_shape_init(&shape, &params, NULL), ATH_OK);
+        for (int64_t n = 0; n < 150000; n += 1 + (n > 300 ? n / 9 : n % 64 > 1 ? 31 : 0)) {
+            size_t pages = 0, recent = 0, kept = 0, entries = 0, none = 0;
+            walk(&shape, ATH_KV_FULL, n, &pages, &none);
+            walk(&shape, ATH_KV_WINDOWED, n, &pages, &entries);
+            walk(&shape, ATH_KV_RECENT, n, &recent, &entries);
+            walk(&shape, ATH_KV_STATE, n, &kept, &entries);
+            ath_kv_plan plan;
+            assert_int_equal(ath_kv_plan_init(&plan, &params, n, NULL), ATH_OK);
+            assert_int_equal(none, 0);
+            assert_int_equal(plan.bytes_pages, pages);
+            assert_int_equal(plan.bytes_recent, recent + (n ? shape.page_bytes[ATH_KV_SINKS] : 0));
+            assert_int_equal(plan.bytes_state, kept + (n ? shape.page_bytes[ATH_KV_STATE] : 0));
+            assert_int_equal(plan.bytes_entries, entries);
+        }
+        ath_kv_shape_free(&shape);
+    }
+}
+
 static void failures_are_undone(void **state) {
     (void)state;
     for (int kind = 0; kind < ATH_KV_KINDS; kind++) run_out_of_pages(hybrid_layers, N_HYBRID, kind);
@@ -261,7 +303,8 @@ int main(void) {
         cmocka_unit_test(chunks_of_any_size),        cmocka_unit_test(rollback_lands_on_a_boundary),
         cmocka_unit_test(a_sequence_has_three_states), cmocka_unit_test(entry_points_keep_states),
         cmocka_unit_test(entry_points_thin_out),     cmocka_unit_test(sequences_in_one_batch),
-        cmocka_unit_test(plan_is_what_is_used),      cmocka_unit_test(failures_are_undone),
+        cmocka_unit_test(plan_is_what_is_used),      cmocka_unit_test(plan_counts_pages),
+        cmocka_unit_test(failures_are_undone),
         cmocka_unit_test(bad_states_are_refused),    cmocka_unit_test(random_operations),
         cmocka_unit_test(saved_sequences_go_on),     cmocka_unit_test(damaged_bytes_are_refused),
     };
