@@ -39,7 +39,11 @@ static int check_types(const bench *b) {
             ep.model_path = c->model;
             if (ath_engine_open(&engine, &ep, &err) != ATH_OK) return ath_tool_fail("%s", err.message);
         }
-        if (ath_engine_plan_cache(engine, c->type_k, c->type_v, 256, 0, &plan, &err) != ATH_OK)
+        ath_session_params sp = ath_session_params_default();
+        sp.n_ctx = 256;
+        sp.type_k = c->type_k;
+        sp.type_v = c->type_v;
+        if (ath_engine_plan_cache(engine, &sp, &plan, &err) != ATH_OK)
             code = ath_tool_fail("%s", err.message);
     }
     ath_engine_close(&engine);

@@ -125,10 +125,12 @@ static int64_t deepest(const curve *c, int64_t spare) {
     int64_t best = -1;
     for (size_t i = 0; i < c->depths.n; i++) {
         ath_cache_plan plan;
-        ath_error err;
-        int64_t depth = c->depths.values[i], tokens = depth + c->test.n_prompt + c->test.n_gen;
-        if (depth > r->info.n_ctx_train) continue;
-        if (ath_engine_plan_cache(r->engine, c->test.type_k, c->test.type_v, tokens, ATH_ENTRY_EVERY, &plan, &err) != ATH_OK) continue;
+        ath_session_params sp = ath_session_params_default();
+        int64_t depth = c->depths.values[i];
+        sp.n_ctx = depth + c->test.n_prompt + c->test.n_gen;
+        sp.type_k = c->test.type_k;
+        sp.type_v = c->test.type_v;
+        if (depth > r->info.n_ctx_train || ath_engine_plan_cache(r->engine, &sp, &plan, NULL) != ATH_OK) continue;
         uint64_t bytes = (uint64_t)plan.bytes_pages + plan.bytes_recent + plan.bytes_state + plan.bytes_entries +
                          (uint64_t)spare;
         if (bytes <= ath_available_memory() && depth > best) best = depth;

@@ -125,10 +125,19 @@ static void add_tensors(cJSON *json, const ath_engine *e, bool all) {
 
 /* ---- cache */
 
+static ath_status plan_cache(const ath_engine *e, const char *type, int64_t n_tokens, int entry_every,
+                             ath_cache_plan *plan, ath_error *err) {
+    ath_session_params p = ath_session_params_default();
+    p.type_k = p.type_v = type;
+    p.n_ctx = n_tokens;
+    p.entry_every = entry_every;
+    return ath_engine_plan_cache(e, &p, plan, err);
+}
+
 /* Why there is no cache table; NULL if there is one. */
 static const char *no_cache(const ath_engine *e, ath_error *err) {
     ath_cache_plan plan;
-    return ath_engine_plan_cache(e, "f16", "f16", 256, 0, &plan, err) == ATH_OK ? NULL : err->message;
+    return plan_cache(e, "f16", 256, 0, &plan, err) == ATH_OK ? NULL : err->message;
 }
 
 /* Those that grow with the context. */
@@ -192,7 +201,7 @@ static bool has_states(const ath_engine *e, int n_layers) {
 /* Bits per value of everything that is held but recurrent states, of the values that an f16 cache of so many tokens holds. */
 static double bits_in_all(const ath_engine *e, const ath_cache_plan *plan, int64_t n_tokens) {
     ath_cache_plan f16;
-    if (ath_engine_plan_cache(e, "f16", "f16", n_tokens, 0, &f16, NULL) != ATH_OK || !f16.bytes_pages) return 0;
+    if (plan_cache(e, "f16", n_tokens, 0, &f16, NULL) != ATH_OK || !f16.bytes_pages) return 0;
     return 16.0 * (double)(total_bytes(plan) - plan->bytes_state) / (double)f16.bytes_pages;
 }
 
@@ -201,13 +210,14 @@ static void print_cache_row(const ath_engine *e, const char *type, int64_t value
     ath_error err;
     printf("  %-12s", type);
     for (int i = 0; i < N_PLANS; i++) {
-        if (ath_engine_plan_cache(e, type, type, plan_tokens[i], ATH_ENTRY_EVERY, &plan, &err) != ATH_OK) {
+        if (plan_cache(e, type, plan_tokens[i], ATH_ENTRY_EVERY, &plan, &err) != ATH_OK) {
             printf(" refused: %s\n", err.message);
             return;
         }
         if (!i)
             printf(" %10.1f %6.3f ", plan.bytes_per_token,
                    values ? 8 * plan.bytes_per_token / (double)values : 0.0);
+        if (plan.n_tokens < plan_tokens[i]) break; /* the model has no such positions */
         printf(" %9.2f %7.3f", mib(total_bytes(&plan)), bits_in_all(e, &plan, plan_tokens[i]));
     }
     printf("\n");
@@ -236,7 +246,7 @@ static cJSON *cache_row_json(const ath_engine *e, const char *type, int64_t valu
     ath_error err;
     cJSON *row = cJSON_CreateObject(), *plans = NULL;
     for (int i = 0; i < N_PLANS; i++) {
-        if (ath_engine_plan_cache(e, type, type, plan_tokens[i], ATH_ENTRY_EVERY, &plan, &err) != ATH_OK) {
+        if (plan_cache(e, type, plan_tokens[i], ATH_ENTRY_EVERY, &plan, &err) != ATH_OK) {
             cJSON_AddStringToObject(row, "refused", err.message);
             break;
         }
@@ -248,6 +258,7 @@ static cJSON *cache_row_json(const ath_engine *e, const char *type, int64_t valu
             cJSON_AddStringToObject(row, "type_v", plan.type_v);
             plans = cJSON_AddArrayToObject(row, "plans");
         }
+        if (plan.n_tokens < plan_tokens[i]) break;
         cJSON *at = cJSON_CreateObject();
         cJSON_AddNumberToObject(at, "tokens", (double)plan_tokens[i]);
         cJSON_AddNumberToObject(at, "bytes_pages", (double)plan.bytes_pages);

@@ -36,7 +36,10 @@ static int add_type(quality *q, const char *name, size_t size) {
 static bool fits_heads(const quality *q, const char *name) {
     ath_cache_plan plan;
     ath_error err;
-    if (ath_engine_plan_cache(q->engine, name, name, 256, 0, &plan, &err) == ATH_OK) return true;
+    ath_session_params sp = ath_session_params_default();
+    sp.n_ctx = 256;
+    sp.type_k = sp.type_v = name;
+    if (ath_engine_plan_cache(q->engine, &sp, &plan, &err) == ATH_OK) return true;
     ath_tool_log(ATH_LOG_INFO, "%s is left out: %s", name, err.message);
     return false;
 }

@@ -1,6 +1,7 @@
 /* Verdicts of athanor quality, kept per model file in the user's cache folder. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,7 +9,7 @@
 #include "auto_cache.h"
 #include "json.h"
 
-enum { SAMPLES = 64, SAMPLE_BYTES = 4096 };
+enum { SAMPLES = 64, SAMPLE_BYTES = 4096, MOST_PATH = 4096 };
 
 static uint64_t add_to_hash(uint64_t hash, const void *data, size_t size) { /* FNV-1a */
     const unsigned char *bytes = data;
@@ -36,7 +37,8 @@ static bool hash_model(const ath_engine_info *info, uint64_t *hash) {
     return true;
 }
 
-bool ath_verdict_path(const ath_engine *engine, char *buf, size_t cap) {
+/* False if there is no such folder to be had. */
+static bool verdict_path(const ath_engine *engine, char *buf, size_t cap) {
     const char *root = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     ath_engine_info info;
     ath_engine_get_info(engine, &info);
@@ -49,18 +51,60 @@ bool ath_verdict_path(const ath_engine *engine, char *buf, size_t cap) {
     return n > 0 && (size_t)n < cap;
 }
 
-cJSON *ath_verdicts_load(const ath_engine *engine) {
-    char path[4096];
-    if (!ath_verdict_path(engine, path, sizeof path)) return NULL;
+/* ---- reading */
+
+bool ath_verdict_read(const cJSON *entry, ath_verdict *out) {
+    const cJSON *type = cJSON_GetObjectItem(entry, "type"), *kld = cJSON_GetObjectItem(entry, "kld_mean");
+    const cJSON *context = cJSON_GetObjectItem(entry, "context"), *verdict = cJSON_GetObjectItem(entry, "verdict");
+    if (!cJSON_IsString(type) || !cJSON_IsNumber(kld) || !cJSON_IsNumber(context) || !cJSON_IsString(verdict)) return false;
+    *out = (ath_verdict){type->valuestring, ATH_CLASS_SAFE, kld->valuedouble, context->valuedouble};
+    while (out->class <= ATH_CLASS_BAD && strcmp(verdict->valuestring, ath_class_name(out->class)) != 0) out->class++;
+    return out->class <= ATH_CLASS_BAD && isfinite(out->kld) && out->kld >= 0 && isfinite(out->context) && out->context > 0;
+}
+
+static void drop_nonsense(const char *path, cJSON *types) {
+    int n = 0;
+    ath_verdict verdict;
+    for (int i = cJSON_GetArraySize(types) - 1; i >= 0; i--) {
+        if (ath_verdict_read(cJSON_GetArrayItem(types, i), &verdict)) continue;
+        cJSON_DeleteItemFromArray(types, i);
+        n++;
+    }
+    if (n)
+        ath_tool_log(ATH_LOG_WARN,
+                     "%s: %d left out of its verdicts, which are safe, visible or not recommended, with a mean KLD of 0 or "
+                     "more and a context",
+                     path, n);
+}
+
+/* NULL if there is no file (the usual case), or a damaged one. */
+static cJSON *read_stored(const char *path, bool *damaged) {
     struct stat st;
-    if (stat(path, &st) != 0) return NULL; /* the usual case, no error */
+    *damaged = stat(path, &st) == 0;
+    if (!*damaged) return NULL;
     size_t size;
     char *text = ath_tool_read_file(path, &size);
-    cJSON *json = text ? cJSON_ParseWithLength(text, size) : NULL;
+    cJSON *json = text ? cJSON_ParseWithLength(text, size) : NULL, *types = cJSON_GetObjectItem(json, "types");
     free(text);
-    if (!json) ath_tool_log(ATH_LOG_WARN, "%s can't be read and is left out of the choice", path);
-    return json;
+    *damaged = !cJSON_IsArray(types);
+    if (!*damaged) {
+        drop_nonsense(path, types);
+        return json;
+    }
+    cJSON_Delete(json);
+    return NULL;
 }
+
+cJSON *ath_verdicts_load(const ath_engine *engine) {
+    char path[MOST_PATH];
+    bool damaged;
+    if (!verdict_path(engine, path, sizeof path)) return NULL;
+    cJSON *stored = read_stored(path, &damaged);
+    if (damaged) ath_tool_log(ATH_LOG_WARN, "%s can't be read and is left out of the choice", path);
+    return stored;
+}
+
+/* ---- storing */
 
 /* Every folder of the path. */
 static void make_folders(char *path) {
@@ -73,37 +117,69 @@ static void make_folders(char *path) {
 
 static void take_out(cJSON *types, const char *name) {
     for (int i = cJSON_GetArraySize(types) - 1; i >= 0; i--) {
-        const cJSON *type = cJSON_GetObjectItem(cJSON_GetArrayItem(types, i), "type");
-        if (cJSON_IsString(type) && strcmp(type->valuestring, name) == 0) cJSON_DeleteItemFromArray(types, i);
+        ath_verdict verdict;
+        bool sound = ath_verdict_read(cJSON_GetArrayItem(types, i), &verdict);
+        if (sound && strcmp(verdict.type, name) == 0) cJSON_DeleteItemFromArray(types, i);
     }
 }
 
+/* Of the longest windows that the type was measured on; 0: it wasn't. */
+static double stored_context(const cJSON *types, const char *name) {
+    const cJSON *entry;
+    double longest = 0;
+    cJSON_ArrayForEach(entry, types) {
+        ath_verdict verdict;
+        bool sound = ath_verdict_read(entry, &verdict);
+        if (sound && strcmp(verdict.type, name) == 0 && verdict.context > longest) longest = verdict.context;
+    }
+    return longest;
+}
+
+/* A type of the report, unless it has no verdict, or the stored one comes from longer windows. */
+static void add_type(cJSON *types, const cJSON *report, const cJSON *type) {
+    static const char *const kept[] = {"type", "kld_mean",  "kld_se", "kld_p99",
+                                       "top1", "ppl_ratio", "verdict"};
+    cJSON *entry = cJSON_CreateObject();
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
+        cJSON_AddItemToObject(entry, kept[i], cJSON_Duplicate(cJSON_GetObjectItem(type, kept[i]), true));
+    cJSON_AddItemToObject(entry, "context", cJSON_Duplicate(cJSON_GetObjectItem(report, "context"), true));
+    ath_verdict verdict;
+    bool sound = ath_verdict_read(entry, &verdict);
+    double stored = sound ? stored_context(types, verdict.type) : 0;
+    if (!sound || stored > verdict.context) {
+        if (sound)
+            ath_tool_log(ATH_LOG_INFO, "%s: the stored verdict stays, from windows of %.0f tokens", verdict.type, stored);
+        cJSON_Delete(entry);
+        return;
+    }
+    take_out(types, verdict.type);
+    cJSON_AddItemToArray(types, entry);
+}
+
+static int set_aside(const char *path) {
+    char bad[MOST_PATH + 8];
+    snprintf(bad, sizeof bad, "%s.bad", path);
+    if (rename(path, bad) != 0)
+        return ath_tool_fail("%s can't be read as verdicts, nor renamed to %s: %s", path, bad, strerror(errno));
+    ath_tool_log(ATH_LOG_WARN, "%s can't be read as verdicts: it is kept as %s, and a new file begins", path, bad);
+    return 0;
+}
+
 int ath_verdicts_store(const ath_engine *engine, const cJSON *report) {
-    char path[4096];
-    if (!ath_verdict_path(engine, path, sizeof path))
+    char path[MOST_PATH];
+    bool damaged;
+    if (!verdict_path(engine, path, sizeof path))
         return ath_tool_fail(
             "there is no folder for verdicts: set XDG_CACHE_HOME or HOME, or use --no-store");
-    cJSON *stored = ath_verdicts_load(engine), *types = cJSON_GetObjectItem(stored, "types");
-    if (!cJSON_IsArray(types)) {
-        cJSON_Delete(stored);
+    cJSON *stored = read_stored(path, &damaged), *types = cJSON_GetObjectItem(stored, "types");
+    if (damaged && set_aside(path)) return 1;
+    if (!stored) {
         stored = cJSON_CreateObject();
         cJSON_AddItemToObject(stored, "model", cJSON_Duplicate(cJSON_GetObjectItem(report, "model"), true));
         types = cJSON_AddArrayToObject(stored, "types");
     }
-    static const char *const kept[] = {"type", "kld_mean",  "kld_se", "kld_p99",
-                                       "top1", "ppl_ratio", "verdict"};
     const cJSON *type;
-    cJSON_ArrayForEach(type, cJSON_GetObjectItem(report, "types")) {
-        const cJSON *name = cJSON_GetObjectItem(type, "type");
-        if (!cJSON_IsString(name)) continue;
-        take_out(types, name->valuestring);
-        cJSON *entry = cJSON_CreateObject();
-        for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
-            cJSON_AddItemToObject(entry, kept[i], cJSON_Duplicate(cJSON_GetObjectItem(type, kept[i]), true));
-        cJSON_AddItemToObject(entry, "context",
-                              cJSON_Duplicate(cJSON_GetObjectItem(report, "context"), true));
-        cJSON_AddItemToArray(types, entry);
-    }
+    cJSON_ArrayForEach(type, cJSON_GetObjectItem(report, "types")) add_type(types, report, type);
     make_folders(path);
     ath_outfile out;
     if (ath_outfile_open(&out, path)) {

@@ -168,24 +168,16 @@ bool ath_engine_adds_bos(const ath_engine *engine);
 const char *ath_cache_type_name(int i);
 
 typedef struct ath_cache_plan {
+    int64_t n_tokens;             /* of a sequence: n_ctx rounded as a session's, at most the positions the model has */
     char type_k[32], type_v[32];  /* effective; "turbo3" or "turbo3 (5 layers f16)" when layers differ */
     double bytes_per_token;       /* closed pages, all layers whose cache grows with the context */
     double bytes_per_token_f16;   /* the same layers in f16 */
-    size_t bytes_pages;           /* one sequence of n tokens */
+    size_t bytes_pages;           /* one sequence of n_tokens */
     size_t bytes_recent;          /* f16 pages and sinks */
     size_t bytes_state;           /* states of recurrent layers */
     size_t bytes_entries;         /* entry points */
 } ath_cache_plan;
 enum { ATH_ENTRY_EVERY = 64 }; /* pages of 128 tokens between automatic entry points, unless a session says otherwise */
-
-/* What one sequence of n_tokens takes with these types and entry points every so many pages (0: none).
- * ATH_ERR_UNSUPPORTED if the model's head size can't hold a type: the message names the head size and the types that fit.
- * Works on metadata_only engines. */
-ath_status ath_engine_plan_cache(const ath_engine *engine, const char *type_k, const char *type_v, int64_t n_tokens,
-                                 int entry_every, ath_cache_plan *plan, ath_error *err);
-
-/* Bytes of memory that this process may still take; UINT64_MAX if the system doesn't say. */
-uint64_t ath_available_memory(void);
 
 /* ---------------------------------------------------------------- session */
 
@@ -202,6 +194,16 @@ typedef struct ath_session_params {
 } ath_session_params;
 
 ath_session_params ath_session_params_default(void);
+
+/* What one full sequence of a session of these parameters takes; debug_k_bias isn't looked at. Takes microseconds, whatever
+ * n_ctx is. ATH_ERR_UNSUPPORTED if the model's head size can't hold a type: the message names the head size and the types
+ * that fit; ATH_ERR_ARGUMENT for what a session refuses. Works on metadata_only engines. Thread-safe. */
+ath_status ath_engine_plan_cache(const ath_engine *engine, const ath_session_params *params, ath_cache_plan *plan,
+                                 ath_error *err);
+
+/* Bytes of memory that this process may still take; UINT64_MAX if the system doesn't say. */
+uint64_t ath_available_memory(void);
+
 /* Refuses (ATH_ERR_NOMEM, needed and available MiB, largest n_ctx that fits per cache type) a context whose cache
  * would not fit into memory. */
 ath_status ath_session_open(ath_session **out, ath_engine *engine, const ath_session_params *params, ath_error *err);

@@ -74,14 +74,26 @@ static ath_status apply_overrides(const char *spec, int n_layers, ath_kv_layer *
     return status;
 }
 
-ath_status ath_cache_layers(const ath_engine *e, const char *type_k, const char *type_v, const char *kv_layers,
-                            ath_kv_layer *layers, ath_error *err) {
+int64_t ath_session_tokens(const ath_model *m, int64_t n_ctx) {
+    int64_t n = ((n_ctx ? n_ctx : m->n_ctx_train) + 255) / 256 * 256;
+    return m->n_ctx_max && n > m->n_ctx_max ? m->n_ctx_max : n;
+}
+
+ath_status ath_cache_params(const ath_engine *e, const ath_session_params *p, ath_kv_layer *layers, ath_kv_params *out,
+                            ath_error *err) {
     ath_kv_type k, v;
-    ATH_TRY(ath_kv_type_parse(&k, type_k, err));
-    ATH_TRY(ath_kv_type_parse(&v, type_v, err));
+    ATH_TRY(ath_kv_type_parse(&k, p->type_k, err));
+    ATH_TRY(ath_kv_type_parse(&v, p->type_v, err));
     ath_model_kv_layers(e->model, layers);
     for (int il = 0; il < e->model->n_layers; il++) layers[il].type_k = k, layers[il].type_v = v;
-    return kv_layers ? apply_overrides(kv_layers, e->model->n_layers, layers, err) : ATH_OK;
+    *out = (ath_kv_params){.layers = layers,
+                           .n_layers = e->model->n_layers,
+                           .n_ctx = ath_session_tokens(e->model, p->n_ctx),
+                           .n_seqs = p->n_seqs,
+                           .n_ubatch = e->n_ubatch,
+                           .entry_every = p->entry_every,
+                           .swa_full = p->swa_full};
+    return p->kv_layers ? apply_overrides(p->kv_layers, e->model->n_layers, layers, err) : ATH_OK;
 }
 
 /* ---- memory */
@@ -164,22 +176,22 @@ static ath_kv_type stored_v(const void *layers, int il) {
     return l->store == ATH_KV_RECURRENT ? ATH_KV_TYPE_COUNT : ath_kv_stored_type(l->type_v, l->window);
 }
 
-ath_status ath_engine_plan_cache(const ath_engine *e, const char *type_k, const char *type_v, int64_t n_tokens,
-                                 int entry_every, ath_cache_plan *out, ath_error *err) {
+ath_status ath_engine_plan_cache(const ath_engine *e, const ath_session_params *p, ath_cache_plan *out, ath_error *err) {
     if (!e->model) {
         if (err) *err = e->model_error;
         return e->model_error.code;
     }
+    ATH_TRY(ath_session_params_check(p, err));
     int n = e->model->n_layers;
     ath_kv_layer *layers = calloc((size_t)n, sizeof *layers);
     if (!layers) return ATH_FAIL(err, ATH_ERR_NOMEM, "no memory for %d layers", n);
-    ath_kv_params params = {.layers = layers, .n_layers = n, .n_ctx = n_tokens, .n_seqs = 1,
-                            .n_ubatch = e->n_ubatch, .entry_every = entry_every};
+    ath_kv_params params;
     ath_kv_plan plan;
-    ath_status status = ath_cache_layers(e, type_k, type_v, NULL, layers, err);
-    if (status == ATH_OK) status = ath_kv_plan_init(&plan, &params, n_tokens, err);
+    ath_status status = ath_cache_params(e, p, layers, &params, err);
+    if (status == ATH_OK) status = ath_kv_plan_init(&plan, &params, params.n_ctx, err);
     if (status == ATH_OK) {
-        *out = (ath_cache_plan){.bytes_per_token = plan.bytes_per_token,
+        *out = (ath_cache_plan){.n_tokens = params.n_ctx,
+                                .bytes_per_token = plan.bytes_per_token,
                                 .bytes_per_token_f16 = plan.bytes_per_token_f16,
                                 .bytes_pages = plan.bytes_pages,
                                 .bytes_recent = plan.bytes_recent,

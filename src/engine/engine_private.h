@@ -43,9 +43,16 @@ static inline bool ath_session_has(const ath_session *s, int seq) { return seq >
 /* Refuses a sequence that doesn't exist (ATH_ERR_ARGUMENT), and n more tokens than it has room for (ATH_ERR_CONTEXT). */
 ath_status ath_session_check_room(const ath_session *s, int seq, size_t n, ath_error *err);
 
-/* Fills layers[n_layers] with the model's shapes and the wanted types, per-layer overrides applied. */
-ath_status ath_cache_layers(const ath_engine *engine, const char *type_k, const char *type_v, const char *kv_layers,
-                            ath_kv_layer *layers, ath_error *err);
+/* Refuses numbers that are out of range (ATH_ERR_ARGUMENT). */
+ath_status ath_session_params_check(const ath_session_params *params, ath_error *err);
+/* Tokens of a session's sequences: n_ctx of its parameters, rounded up, or the model's own; where positions are learned
+ * no more than there are. */
+int64_t ath_session_tokens(const ath_model *model, int64_t n_ctx);
+
+/* The cache of a session. Fills layers[n_layers], which *out points to, with the model's shapes and the wanted types,
+ * per-layer overrides applied. */
+ath_status ath_cache_params(const ath_engine *engine, const ath_session_params *params, ath_kv_layer *layers,
+                            ath_kv_params *out, ath_error *err);
 /* Reads whole numbers and ranges ("0-1,-1"; negative ones count from n) and the character `end` behind them: chosen[i] is
  * set for each. Moves *at behind `end`. */
 bool ath_parse_numbers(const char **at, int n, char end, bool *chosen);

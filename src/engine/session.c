@@ -11,8 +11,7 @@ ath_session_params ath_session_params_default(void) {
     return (ath_session_params){.n_seqs = 1, .type_k = "f16", .type_v = "f16", .entry_every = ATH_ENTRY_EVERY};
 }
 
-static ath_status check_params(const ath_engine *e, const ath_session_params *p, ath_error *err) {
-    if (!e->device) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "the engine was opened for metadata only");
+ath_status ath_session_params_check(const ath_session_params *p, ath_error *err) {
     if (p->n_seqs < 1 || p->n_seqs > 4096)
         return ATH_FAIL(err, ATH_ERR_ARGUMENT, "%d sequences: between 1 and 4096 are possible", p->n_seqs);
     if (p->n_ctx < 0 || p->n_ctx > (int64_t)1 << 32)
@@ -40,14 +39,8 @@ static ath_status create_buffers(ath_session *s, const ath_session_params *p, at
 
 static ath_status create_cache(ath_session *s, const ath_session_params *p, ath_kv_layer *layers, ath_error *err) {
     ath_engine *e = s->engine;
-    ATH_TRY(ath_cache_layers(e, p->type_k, p->type_v, p->kv_layers, layers, err));
-    ath_kv_params kp = {.layers = layers,
-                        .n_layers = e->model->n_layers,
-                        .n_ctx = s->n_ctx,
-                        .n_seqs = s->n_seqs,
-                        .n_ubatch = e->n_ubatch,
-                        .entry_every = p->entry_every,
-                        .swa_full = p->swa_full};
+    ath_kv_params kp;
+    ATH_TRY(ath_cache_params(e, p, layers, &kp, err));
     size_t other = ath_pass_bytes(e->model, e->n_ubatch) +
                    (size_t)s->n_seqs * (size_t)e->model->n_vocab * sizeof(float);
     ATH_TRY(ath_cache_check_memory(e, &kp, other, err));
@@ -64,7 +57,8 @@ static ath_kv_type effective_v(const void *kv, int il) { return ath_kv_effective
 
 ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_params *p, ath_error *err) {
     *out = NULL;
-    ATH_TRY(check_params(e, p, err));
+    if (!e->device) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "the engine was opened for metadata only");
+    ATH_TRY(ath_session_params_check(p, err));
     ath_session *s = calloc(1, sizeof *s);
     ath_kv_layer *layers = calloc((size_t)e->model->n_layers, sizeof *layers);
     if (!s || !layers) {
@@ -78,13 +72,10 @@ ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_
         ath_log_line(&e->log, ATH_LOG_WARN,
                      "-c %lld is more than the %lld positions that the model was trained on: expect worse text behind them",
                      (long long)p->n_ctx, (long long)e->model->n_ctx_train);
-    s->n_ctx = ((p->n_ctx ? p->n_ctx : e->model->n_ctx_train) + 255) / 256 * 256;
-    if (e->model->n_ctx_max && s->n_ctx > e->model->n_ctx_max) {
-        s->n_ctx = e->model->n_ctx_max;
-        if (p->n_ctx > s->n_ctx)
-            ath_log_line(&e->log, ATH_LOG_WARN, "the model has learned no more: the context ends at %lld",
-                         (long long)s->n_ctx);
-    }
+    s->n_ctx = ath_session_tokens(e->model, p->n_ctx);
+    if (p->n_ctx > s->n_ctx)
+        ath_log_line(&e->log, ATH_LOG_WARN, "the model has learned no more: the context ends at %lld",
+                     (long long)s->n_ctx);
     ath_status status = create_cache(s, p, layers, err);
     free(layers);
     if (status == ATH_OK) status = create_buffers(s, p, err);

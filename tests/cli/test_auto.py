@@ -14,6 +14,9 @@ quality_tables = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(quality_tables)
 
 
+EXPECTED = {(k, v): kld for k, v, _, kld in quality_tables.expectations((ROOT / "tools/auto_expected.def").read_text())}
+
+
 @pytest.fixture
 def env(tmp_path):
     return {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -104,49 +107,167 @@ def test_head_sizes_that_some_types_cannot_hold(athanor, tmp_path, env):
     assert chosen(p)[0].startswith("turbo3")
 
 
-def verdicts(env, entries):
-    (file,) = (p for p in __import__("pathlib").Path(env["XDG_CACHE_HOME"], "athanor/verdicts").iterdir())
-    stored = json.loads(file.read_text())
-    for t in stored["types"]:
-        t.update(entries.get(t["type"], {}))
-    file.write_text(json.dumps(stored))
+@pytest.fixture
+def measure(athanor, model, env, tmp_path):
+    """measure(types) lets athanor quality store verdicts, and returns their file."""
+    def call(types="q8_0", context=256):
+        done = athanor("quality", "-m", model, "-c", context, "--chunks", 1, "--greedy", 0, "--needles", 0, "--types", types, env=env)
+        (file,) = (tmp_path / "cache/athanor/verdicts").glob("*.json")
+        return file, done.stderr.decode()
+    return call
 
 
-def test_own_verdicts_count(plan, athanor, model, env):
+def entry(name, verdict, kld, context=2048):
+    return {"type": name, "verdict": verdict, "kld_mean": kld, "context": context}
+
+
+def write_verdicts(file, *entries):
+    file.write_text(json.dumps({"types": entries}))
+
+
+def test_own_verdicts_count(plan, measure):
     p = plan("-c", 65536)
     budget = budget_for(p, "turbo3", "turbo3")
     before = plan("-c", 65536, "--kv-budget", budget)
     assert not any(t["measured"] for t in before["types"])
     names = sorted({t["type_k"] for t in p["types"]} - {"f16"})
-    athanor("quality", "-m", model, "-c", 256, "--chunks", 1, "--greedy", 0, "--needles", 0, "--types", ",".join(names), env=env)
+    file, _ = measure(",".join(names), 512)
     assert all(t["measured"] for t in plan("-c", 512)["types"] if t["type_k"] == t["type_v"] != "f16")
-    good, bad = {"verdict": "safe", "kld_mean": 0.001}, {"verdict": "not recommended", "kld_mean": 0.7}
-    rest = {n: {"verdict": "visible", "kld_mean": 0.05} for n in names}
-    verdicts(env, {**rest, "turbo3": good})
+    rest = [entry(n, "visible", 0.05) for n in names if n not in ("turbo3", "turbo4")]
+    write_verdicts(file, *rest, entry("turbo3", "safe", 0.001), entry("turbo4", "visible", 0.05))
     q = plan("-c", 65536, "--kv-budget", budget)
     assert chosen(q) == ("turbo3", "turbo3") and "measured here 0.001" in q["why"]
-    verdicts(env, {**rest, "turbo3": bad, "turbo4": bad})
+    write_verdicts(file, *rest, entry("turbo3", "not recommended", 0.7), entry("turbo4", "not recommended", 0.7))
     q = plan("-c", 65536, "--kv-budget", budget)
     assert "turbo3" not in chosen(q) and "turbo4" not in chosen(q)
 
 
-def test_expectations_sink_with_a_bad_verdict(plan, athanor, model, env):
+def test_a_verdict_counts_for_contexts_like_its_own(plan, measure):
+    """As long as the wanted context, or 2,048 tokens; a bad one always."""
+    file, _ = measure()
+    for context, wanted, counts in ((512, 512, True), (512, 513, False), (2047, 65536, False), (2048, 65536, True), (2047, 2047, True)):
+        for verdict in ("safe", "visible", "not recommended"):
+            write_verdicts(file, entry("q8_0", verdict, 0.01, context))
+            (q8_0,) = [t for t in plan("-c", wanted)["types"] if t["type_k"] == "q8_0"]
+            if counts or verdict == "not recommended":
+                assert (q8_0["measured"], q8_0["class"], q8_0["kld"]) == (True, verdict, 0.01)
+            else:
+                assert (q8_0["measured"], q8_0["class"], q8_0["kld"]) == (False, "safe", EXPECTED["q8_0", "q8_0"])
+
+
+def test_expectations_sink_with_a_bad_verdict(plan, measure):
     """q8_0 alone is known, and bad: what the table puts below it is no better, and f16 is taken although it doesn't fit."""
     budget = budget_for(plan("-c", 65536), "turbo3", "turbo3")
-    athanor("quality", "-m", model, "-c", 256, "--chunks", 1, "--greedy", 0, "--needles", 0, "--types", "q8_0", env=env)
-    verdicts(env, {"q8_0": {"verdict": "not recommended", "kld_mean": 0.7}})
+    file, _ = measure()
+    write_verdicts(file, entry("q8_0", "not recommended", 0.7))
     p = plan("-c", 65536, "--kv-budget", budget)
     assert chosen(p) == ("f16", "f16") and {t["class"] for t in p["types"]} == {"exact", "not recommended"}
     assert [t["kld"] for t in p["types"][1:]] == [0.7] * (len(p["types"]) - 1)
 
 
-def test_broken_verdicts_are_left_out(plan, athanor, model, env, tmp_path):
-    athanor("quality", "-m", model, "-c", 256, "--chunks", 1, "--greedy", 0, "--needles", 0, "--types", "q8_0", env=env)
-    (file,) = (tmp_path / "cache/athanor/verdicts").iterdir()
-    for text in ("", "{", "[1, 2]", '{"types": 3}', '{"types": [null, {"type": 5}, {"type": "turbo3", "kld_mean": "x", "verdict": 1}]}',
-                 '{"types": [{"type": "nonsense/q8_0", "kld_mean": 0, "verdict": "safe"}]}'):
+DAMAGED = ("", "{", "[1, 2]", '{"types": 3}')
+
+
+def test_broken_verdicts_are_left_out(plan, measure):
+    file, _ = measure()
+    for text in (*DAMAGED, '{"types": [null, {"type": 5}, {"type": "turbo3", "kld_mean": "x", "verdict": 1}]}',
+                 '{"types": [{"type": "nonsense/q8_0", "kld_mean": 0, "verdict": "safe", "context": 2048}]}'):
         file.write_text(text)
         assert chosen(plan("-c", 512)) == ("f16", "f16")
+
+
+def test_verdicts_that_make_no_sense_are_refused(plan, athanor, model, env, measure):
+    file, _ = measure()
+    file.unlink()
+    clean = plan("-c", 512)["types"]
+    good = {"type": '"q8_0"', "verdict": '"safe"', "kld_mean": "0.01", "context": "4096"}
+    for change in ({"kld_mean": "-5"}, {"kld_mean": "1e999"}, {"kld_mean": "null"}, {"verdict": '"exact"'}, {"verdict": '"unknown"'},
+                   {"verdict": '"good"'}, {"context": "1e999"}, {"context": "0"}):
+        file.write_text('{"types": [{%s}]}' % ", ".join(f'"{key}": {value}' for key, value in {**good, **change}.items()))
+        done = athanor("plan", "-m", model, "--json", "-c", 512, env=env)
+        assert json.loads(done.stdout)["types"] == clean, change
+        assert done.stderr.decode().count("1 left out of its verdicts") == 1, change
+    write_verdicts(file, entry("f16", "not recommended", 0.7), entry("f16/f16", "visible", 0.3), entry("q8_0", "safe", 0.01))
+    done = athanor("plan", "-m", model, "--json", "-c", 512, env=env)  # what is refused by itself says nothing of others
+    types = {pair(t): t for t in json.loads(done.stdout)["types"]}
+    assert types["f16", "f16"]["class"] == "exact" and types["q8_0", "q8_0"]["measured"] and b"left out" not in done.stderr
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_file_is_kept_when_the_next_run_stores(measure, text):
+    file, _ = measure()
+    file.write_text(text)
+    _, log = measure()
+    aside = file.with_suffix(".json.bad")
+    assert aside.read_text() == text and [t["type"] for t in json.loads(file.read_text())["types"]] == ["q8_0"]
+    assert f"warning: {file} can't be read as verdicts: it is kept as {aside}" in log and "left out of the choice" not in log
+
+
+@pytest.fixture
+def auto(athanor, model, env):
+    """The line about the choice."""
+    def call(*args, check=True, path=model):
+        done = athanor("-m", path, "-p", "a", "-n", 1, "-c", 4096, *args, program="llama-completion", env=env, check=check)
+        lines = [line for line in done.stderr.decode().splitlines() if "auto cache: K" in line or line.startswith("error: ")]
+        assert len(lines) == 1, done.stderr.decode()
+        return lines[0]
+    return call
+
+
+def test_one_side_given(auto, measure):
+    """The pair is as good as the worse of its types, unless the pair itself is known."""
+    visible = f"(visible, mean KLD expected {EXPECTED['turbo2', 'turbo2']:.2g})"
+    assert f"K turbo2, V f16 {visible}" in auto("-ctk", "turbo2", "-ctv", "auto")
+    assert f"K f16, V turbo2 {visible}" in auto("-ctk", "auto", "-ctv", "turbo2")
+    assert f"K turbo2, V turbo4_tcq {visible}: the best" in auto("-ctk", "turbo2", "-ctv", "auto", "--kv-budget", 1, "-c", 3072)
+    assert "K f16, V f16 (the reference itself)" in auto("-ctk", "f16", "-ctv", "auto")
+    row = f"(safe, mean KLD expected {EXPECTED['turbo4_tcq', 'turbo3_tcq']:.2g})"  # of exactly the pair
+    assert f"K turbo4_tcq, V turbo3_tcq {row}" in auto("-ctk", "auto", "-ctv", "turbo3_tcq")
+    unknown = "of unknown quality: q4_0 is neither in the table nor measured"
+    assert f"K q4_0, V f16 ({unknown})" in auto("-ctk", "q4_0", "-ctv", "auto")
+    assert f"K f16, V q4_0 ({unknown})" in auto("-ctk", "auto", "-ctv", "q4_0")
+
+    file, _ = measure()
+    write_verdicts(file, entry("turbo2/q8_0", "safe", 0.001))
+    assert "K turbo2, V q8_0 (safe, mean KLD measured here 0.001)" in auto("-ctk", "turbo2", "-ctv", "auto")
+    write_verdicts(file, entry("turbo2/f16", "not recommended", 0.5))
+    assert f"K turbo2, V q8_0 {visible}" in auto("-ctk", "turbo2", "-ctv", "auto")
+    write_verdicts(file, entry("q4_0", "visible", 0.03))
+    assert "K q4_0, V f16 (visible, mean KLD expected 0.03)" in auto("-ctk", "q4_0", "-ctv", "auto")
+    write_verdicts(file, entry("turbo2", "not recommended", 0.7))  # it was asked for all the same
+    line = auto("-ctk", "turbo2", "-ctv", "auto")
+    assert line.startswith("warning: ") and "K turbo2, V f16 (not recommended, mean KLD expected 0.7)" in line
+
+
+def test_what_is_given_is_refused_in_its_own_words(auto, tmp_path):
+    for args in (("-ctk", "nope", "-ctv", "auto"), ("-ctk", "auto", "-ctv", "nope"), ("-ctk", "auto", "--kv-layers", "0:k=nope")):
+        assert "there is no cache type 'nope'" in auto(*args, check=False)
+    assert '--kv-layers "x"' in auto("-ctk", "auto", "-ctv", "auto", "--kv-layers", "x", check=False)
+    odd = make_model(tmp_path / "odd.gguf", Shape(head_dim=80))
+    line = auto("-ctk", "q8_0", "-ctv", "auto", check=False, path=odd)
+    assert "80" in line and "q8_0" in line and "auto finds" not in line
+
+
+def test_the_cache_that_is_sized_is_the_one_that_is_opened(auto, golden, plan, model, tmp_path, env, athanor):
+    stats, gemma = tmp_path / "s.json", golden / "gemma3/model.gguf"
+    sizes = {}
+    for args in ((), ("--swa-full",), ("--kv-layers", "5:k=f32,v=f32"), ("--entry-every", 1)):
+        line = auto("-ctk", "auto", "-ctv", "turbo3", "-c", 65536, "--kv-budget", 40, "--json-stats", stats, *args, path=gemma)
+        said, opened = float(re.search(r"([\d.]+) of 40 MiB", line)[1]), json.loads(stats.read_text())["cache_bytes_at_ctx"]
+        assert opened / 2**20 == pytest.approx(said, abs=0.051), args
+        rows = json.loads(athanor("plan", "-m", gemma, "--json", "-c", 65536, *args, env=env).stdout)["types"]
+        sizes[args] = sum(t["bytes"] for t in rows)
+    assert len(set(sizes.values())) == len(sizes) and min(sizes, key=sizes.get) == ()
+
+
+def test_large_contexts_are_sized_at_once(golden, athanor, env):
+    for name, *args in (("qwen35", "-c", 1), ("gemma3", "-c", 8192, "--kv-budget", 1000000), ("gemma3", "-c", 2**32)):
+        p = json.loads(athanor("plan", "-m", golden / name / "model.gguf", "--json", *args, env=env, timeout=20).stdout)
+        assert p["types"][0]["largest_context"] > 2**20
+    for args in ((), ("-ctk", "auto", "-ctv", "auto")):
+        done = athanor("-m", golden / "qwen35/model.gguf", "-p", "a", "-n", 1, "-c", 2**32, *args, program="llama-completion", env=env,
+                       check=False, timeout=20)
+        assert done.returncode == 1 and b"a context of 4294967296 tokens needs" in done.stderr
 
 
 def test_completion_and_logits_take_it(athanor, model, env, tmp_path):

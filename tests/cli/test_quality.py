@@ -159,9 +159,11 @@ def test_built_in_text_and_defaults(athanor, model, tmp_path):
     assert svg.tag.endswith("svg") and len(svg.findall("{*}polyline")) == len(types)
     (stored,) = (tmp_path / "cache/athanor/verdicts").iterdir()
     assert [t["type"] for t in json.loads(stored.read_text())["types"]] == types
-    athanor("quality", "-m", model, "-c", 256, "--chunks", 1, "--types", "q8_0", "--greedy", 0, "--needles", 0, env=env)
-    again = {t["type"]: t for t in json.loads(stored.read_text())["types"]}
-    assert set(again) == set(types) and again["q8_0"]["context"] == 256 and again["turbo3"]["context"] == 512
+    for context, kept in ((256, 512), (512, 512), (640, 640)):  # shorter windows replace nothing
+        done = athanor("quality", "-m", model, "-c", context, "--chunks", 1, "--types", "q8_0", "--greedy", 0, "--needles", 0, env=env)
+        again = {t["type"]: t for t in json.loads(stored.read_text())["types"]}
+        assert set(again) == set(types) and again["q8_0"]["context"] == kept and again["turbo3"]["context"] == 512
+        assert (b"q8_0: the stored verdict stays, from windows of 512 tokens" in done.stderr) == (context < kept)
 
 
 def test_bad_input(athanor, model, tmp_path):

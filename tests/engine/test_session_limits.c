@@ -122,10 +122,18 @@ static void test_engines_that_make_no_sense(void **state) {
     ath_session_params sp = ath_session_params_default();
     refuse_session(engine, &sp, ATH_ERR_ARGUMENT, "metadata");
     ath_cache_plan plan;
-    MUST(ath_engine_plan_cache(engine, "turbo3", "f16", 4096, ATH_ENTRY_EVERY, &plan, err));
+    sp.type_k = "turbo3";
+    sp.n_ctx = 4000;
+    MUST(ath_engine_plan_cache(engine, &sp, &plan, err));
+    assert_int_equal(plan.n_tokens, 4096);
     assert_string_equal(plan.type_k, "turbo3");
     assert_string_equal(plan.type_v, "f16");
-    MUST_FAIL(ath_engine_plan_cache(engine, "turbo3", "f17", 4096, ATH_ENTRY_EVERY, &plan, err), ATH_ERR_ARGUMENT, "turbo3");
+    sp.type_v = "f17";
+    MUST_FAIL(ath_engine_plan_cache(engine, &sp, &plan, err), ATH_ERR_ARGUMENT, "turbo3");
+    sp.type_v = "f16", sp.n_ctx = INT64_MAX;
+    MUST_FAIL(ath_engine_plan_cache(engine, &sp, &plan, err), ATH_ERR_ARGUMENT, "-c ");
+    sp.n_ctx = 256, sp.kv_layers = "0:k=turbo9";
+    MUST_FAIL(ath_engine_plan_cache(engine, &sp, &plan, err), ATH_ERR_ARGUMENT, "turbo9");
     ath_engine_close(&engine);
     ath_engine_close(&engine);
     ath_engine_close(NULL);
@@ -267,12 +275,7 @@ static void test_windowed_layers_stay_f16(void **state) {
     ath_engine_close(&engine);
 }
 
-static size_t plan_bytes(const ath_engine *engine, const char *type, int64_t n, ath_cache_plan *plan) {
-    MUST(ath_engine_plan_cache(engine, type, type, n, ATH_ENTRY_EVERY, plan, err));
-    return plan->bytes_pages + plan->bytes_recent + plan->bytes_entries;
-}
-
-/* The plan is what a session of the default parameters holds once its context is full; on the way there never more. */
+/* The plan is what a session of these parameters holds once its context is full; on the way there never more. */
 static void test_plan_is_kept(void **state) {
     (void)state;
     enum { N = 1024 };
@@ -280,10 +283,11 @@ static void test_plan_is_kept(void **state) {
     for (int i = 0; ath_cache_type_name(i); i++) {
         const char *type = ath_cache_type_name(i);
         ath_cache_plan plan;
-        size_t planned = plan_bytes(engine, type, N, &plan);
         ath_session_params p = ath_session_params_default();
         p.n_ctx = N;
         p.type_k = p.type_v = type;
+        MUST(ath_engine_plan_cache(engine, &p, &plan, err));
+        size_t planned = plan.bytes_pages + plan.bytes_recent + plan.bytes_entries;
         ath_session *s = NULL;
         MUST(ath_session_open(&s, engine, &p, err));
         ath_session_stats stats;
@@ -301,12 +305,43 @@ static void test_plan_is_kept(void **state) {
     ath_engine_close(&engine);
 }
 
+/* What changes the size of a session's cache changes its plan: overrides of layers, windows that are kept whole, entry points. */
+static void test_plan_follows_the_parameters(void **state) {
+    (void)state;
+    ath_engine *engine = open_engine("gemma3/model.gguf");
+    ath_session_params p = ath_session_params_default();
+    p.n_ctx = 4096;
+    p.type_k = p.type_v = "turbo3";
+    size_t last = 0;
+    for (int i = 0; i < 4; i++) {
+        if (i == 1) p.swa_full = true;
+        if (i == 2) p.kv_layers = "0-1:k=f32";
+        if (i == 3) p.entry_every = 1;
+        ath_cache_plan plan;
+        MUST(ath_engine_plan_cache(engine, &p, &plan, err));
+        ath_session *s = NULL;
+        MUST(ath_session_open(&s, engine, &p, err));
+        ath_session_stats stats;
+        ath_session_get_stats(s, &stats);
+        size_t planned = plan.bytes_pages + plan.bytes_recent + plan.bytes_state + plan.bytes_entries;
+        assert_int_equal(stats.cache_bytes_at_ctx, planned);
+        assert_string_equal(stats.type_k, plan.type_k);
+        assert_true(planned > last);
+        last = planned;
+        ath_session_close(&s);
+    }
+    ath_engine_close(&engine);
+}
+
 /* Closed pages of turbo3 at head_dim 128: 50 bytes per row and side, and 3 bytes per channel and page of K. */
 static void test_bytes_per_token(void **state) {
     (void)state;
     ath_engine *engine = open_engine("llama/model.gguf");
     ath_cache_plan plan;
-    MUST(ath_engine_plan_cache(engine, "turbo3", "turbo3", 8192, ATH_ENTRY_EVERY, &plan, err));
+    ath_session_params p = ath_session_params_default();
+    p.type_k = p.type_v = "turbo3";
+    p.n_ctx = 8192;
+    MUST(ath_engine_plan_cache(engine, &p, &plan, err));
     assert_true(fabs(plan.bytes_per_token - 2 * 2 * (50 + 50 + 3)) < 1e-9);
     ath_engine_close(&engine);
 }
@@ -362,6 +397,7 @@ int main(void) {
         cmocka_unit_test(test_counters),
         cmocka_unit_test(test_windowed_layers_stay_f16),
         cmocka_unit_test(test_plan_is_kept),
+        cmocka_unit_test(test_plan_follows_the_parameters),
         cmocka_unit_test(test_bytes_per_token),
         cmocka_unit_test(test_fill),
     };
