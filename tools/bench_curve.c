@@ -119,7 +119,14 @@ static int print_point(const curve *c, int64_t depth, const point *p) {
 
 /* ---- one type */
 
-/* The deepest depth that the model has learned and that memory holds in these types; -1: none. */
+/* Where the model's positions end: those that it was trained on, and what is measured there a little beyond; where it
+ * has learned each of them there is no beyond. */
+static int64_t deepest_of_model(const curve *c) {
+    const ath_engine_info *info = &c->runner.info;
+    return info->n_ctx_max ? info->n_ctx_max - c->test.n_prompt - c->test.n_gen : info->n_ctx_train;
+}
+
+/* The deepest depth that the model and memory hold in these types; -1: none. */
 static int64_t deepest(const curve *c, int64_t spare) {
     const bench_runner *r = &c->runner;
     int64_t best = -1;
@@ -130,7 +137,7 @@ static int64_t deepest(const curve *c, int64_t spare) {
         sp.n_ctx = depth + c->test.n_prompt + c->test.n_gen;
         sp.type_k = c->test.type_k;
         sp.type_v = c->test.type_v;
-        if (depth > r->info.n_ctx_train || ath_engine_plan_cache(r->engine, &sp, &plan, NULL) != ATH_OK) continue;
+        if (depth > deepest_of_model(c) || ath_engine_plan_cache(r->engine, &sp, &plan, NULL) != ATH_OK) continue;
         uint64_t bytes = (uint64_t)plan.bytes_pages + plan.bytes_recent + plan.bytes_state + plan.bytes_entries +
                          (uint64_t)spare;
         if (bytes <= ath_available_memory() && depth > best) best = depth;

@@ -112,6 +112,7 @@ typedef struct ath_engine_info {
     int n_parts;              /* files */
     int n_threads, n_threads_batch, n_ubatch;
     int64_t n_vocab, n_ctx_train, n_embd, n_ff;
+    int64_t n_ctx_max;        /* learned positions end here, and so does every session; 0: no such limit */
     int n_layers, n_heads, n_kv_heads; /* heads: of the first layer with attention */
     uint64_t n_params;
     size_t file_bytes;        /* all parts */

@@ -190,6 +190,7 @@ void ath_engine_get_info(const ath_engine *e, ath_engine_info *info) {
     if (!m) return;
     info->n_vocab = m->n_vocab;
     info->n_ctx_train = m->n_ctx_train;
+    info->n_ctx_max = m->n_ctx_max;
     info->n_embd = m->n_embd;
     info->n_ff = m->router.n_experts ? m->n_ff_expert : m->n_ff;
     info->n_layers = m->n_layers;

@@ -190,6 +190,18 @@ def test_curve(bench):
         assert float(r["percent_of_bandwidth"]) == pytest.approx(100 * float(r["gb_per_s"]) / float(r["bandwidth_gb_per_s"]), rel=0.01, abs=0.2)
 
 
+def test_curve_of_learned_positions(athanor, golden):
+    """96 of them: depth, prompt and tokens must fit; where there is no such end a depth may be the last trained position."""
+    def curve(family, depths):
+        done = athanor("bench", "--curve", "-m", golden / family / "model.gguf", "-d", depths, "--types", "f16", "-p", 32, "-n", 8,
+                       "-r", 1, "--memory-size", 8)
+        return [int(r["depth"]) for r in csv.DictReader(io.StringIO(done.stdout.decode()))], done.stderr.decode()
+    depths, log = curve("gpt2", "0,32,64,300,96,56,57")
+    assert depths == [0, 32, 56] and "ends below depth 300" in log
+    depths, log = curve("llama3-rope", "0,512,513")
+    assert depths == [0, 512] and "ends below depth 513" in log
+
+
 @pytest.mark.parametrize("family", ["gemma3", "deepseek2", "qwen35"])
 def test_curve_of_other_layers(athanor_release, golden, family):
     """Windows, latent attention, recurrent layers: every step reads less of a compressed cache."""
