@@ -12,6 +12,7 @@
 
 static const char magic[8] = "_logits_";
 static const float depth = 16; /* nats below the likeliest token that a row reaches */
+static const float rounding = 1e-3f; /* more than that of a float log-probability */
 enum {
     ROW_HEAD = 4,  /* words: two floats */
     MOST = 1 << 24 /* tokens, windows, ids in a file that is believed: the products below fit into 64 bits */
@@ -39,10 +40,15 @@ void ath_kld_encode_row(const float *logits, size_t n_vocab, uint16_t *row) {
         }
 }
 
-void ath_kld_decode_row(const uint16_t *row, size_t n_vocab, float *log_p) {
-    float head[2];
+bool ath_kld_decode_row(const uint16_t *row, size_t n_vocab, float *log_p) {
+    float head[2], greatest = -INFINITY;
     memcpy(head, row, sizeof head);
-    for (size_t i = 0; i < n_vocab; i++) log_p[i] = head[0] * (float)row[ROW_HEAD + i] + head[1];
+    if (!isfinite(head[0]) || !isfinite(head[1]) || head[0] < 0) return false;
+    for (size_t i = 0; i < n_vocab; i++) {
+        log_p[i] = head[0] * (float)row[ROW_HEAD + i] + head[1];
+        if (log_p[i] > greatest) greatest = log_p[i];
+    }
+    return greatest <= rounding && greatest >= -logf((float)n_vocab) - rounding;
 }
 
 void ath_kld_write_header(FILE *file, const ath_kld_header *h) {

@@ -15,7 +15,9 @@ size_t ath_kld_row_words(int32_t n_vocab);
 /* row [ath_kld_row_words]: 65536 steps between the largest log-probability and 16 below it, or the smallest.
  */
 void ath_kld_encode_row(const float *logits, size_t n_vocab, uint16_t *row);
-void ath_kld_decode_row(const uint16_t *row, size_t n_vocab, float *log_p);
+/* False if that is no distribution: the row's head isn't finite or its scale negative, or the likeliest of n_vocab tokens
+ * is likelier than 1 or less likely than all of them can be. */
+bool ath_kld_decode_row(const uint16_t *row, size_t n_vocab, float *log_p);
 
 void ath_kld_write_header(FILE *file, const ath_kld_header *header);
 /* Checks the header and the file's size against each other. Tokens are malloc'd. -1, or 1 after an error

@@ -16,6 +16,8 @@ static const ath_program program = {
     ATH_PROGRAM_X, "-m MODEL -f TEXT [-c N] [flags]",
     "Perplexity of a text, KL divergence from another run, HellaSwag, Winogrande, multiple choice.", false};
 
+enum { MOST_TOKENS = 1 << 28 }; /* of a window */
+
 int ath_perplexity_open_session(perplexity *p, int64_t n_ctx) {
     ath_session_params sp;
     ath_error err;
@@ -144,7 +146,8 @@ static int open_windows(windows *w) {
     perplexity *p = w->p;
     int64_t stride = ATH_ARG_INT(p->args, PPL_STRIDE);
     int64_t n_ctx = ATH_ARG_INT(p->args, X_CTX_SIZE);
-    if (stride < 0) return ath_tool_fail("--ppl-stride expects 0 or more");
+    if (n_ctx < 0 || n_ctx > MOST_TOKENS) return ath_tool_fail("-c %lld is out of range", (long long)n_ctx);
+    if (stride < 0 || stride > MOST_TOKENS) return ath_tool_fail("--ppl-stride expects 0 or more, below -c");
     char *text;
     size_t size;
     int code = ath_tool_read_text(p->args, ATH_ARG_ON(p->args, X_ESCAPE), &text, &size);

@@ -19,6 +19,7 @@ typedef struct divergence {
     size_t n, done;      /* positions; windows */
     size_t n_same;
     bool cut;                                     /* the file ended early */
+    size_t broken;                                /* position whose row is no distribution; 0: none */
     ath_moments nll, nll_base, both, kl, dp, dp2; /* both: nll * nll_base, for their covariance */
     ath_progress progress;
 } divergence;
@@ -64,12 +65,11 @@ static estimate same_top(const divergence *d) {
 static void score_row(void *user, size_t i, const float *logits) {
     divergence *d = user;
     size_t words = ath_kld_row_words(d->header.n_vocab);
-    if (d->cut || fread(d->row, sizeof *d->row, words, d->file) != words) {
-        d->cut = true;
-        return;
-    }
+    if (d->cut || d->broken) return;
+    d->cut = fread(d->row, sizeof *d->row, words, d->file) != words;
+    if (!d->cut && !ath_kld_decode_row(d->row, (size_t)d->header.n_vocab, d->base)) d->broken = i;
+    if (d->cut || d->broken) return;
     ath_score s;
-    ath_kld_decode_row(d->row, (size_t)d->header.n_vocab, d->base);
     ath_score_row(logits, d->base, (size_t)d->header.n_vocab, d->window[i + 1], &s);
     ath_add(&d->nll, s.nll);
     ath_add(&d->nll_base, s.nll_base);
@@ -110,6 +110,9 @@ static int run_windows(divergence *d, size_t n_windows) {
         if (status == ATH_ERR_CANCELLED) break;
         if (status != ATH_OK) return ath_tool_fail("%s", err.message);
         if (d->cut) return ath_tool_fail("%s ends within window %zu", d->path, d->done + 1);
+        if (d->broken)
+            return ath_tool_fail("%s: the row of window %zu, position %zu holds no log-probabilities",
+                                 d->path, d->done + 1, d->broken);
         d->done++;
         print_window(d);
     }

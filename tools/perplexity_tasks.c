@@ -72,11 +72,19 @@ static bool next_line(char **at, char **line, size_t *size) {
 
 /* ---- files */
 
+/* Lines end where C strings do: a file with a NUL byte would lose what is behind it. */
+static int check_text(const char *text, size_t size) {
+    const char *end = memchr(text, 0, size);
+    if (!end) return -1;
+    return ath_tool_fail("the file of tasks has a NUL byte at offset %zu: it must be text",
+                         (size_t)(end - text));
+}
+
 /* Six lines a task: the beginning, the number of the right ending (0 to 3), four endings. */
 static int parse_hellaswag(task_set *set, char *text, size_t text_size) {
-    (void)text_size;
     char *line, *start;
     size_t size, start_size;
+    if (check_text(text, text_size) >= 0) return 1;
     while (next_line(&text, &start, &start_size)) {
         if (!start_size && !*text) break;
         if (!next_line(&text, &line, &size) || size != 1 || line[0] < '0' || line[0] > '3')
@@ -119,9 +127,9 @@ static bool next_field(char **at, char *end, char **field, size_t *size) {
 
 /* Lines: number, sentence with "_" for the choice, choice 1, choice 2, 1 or 2. */
 static int parse_winogrande(task_set *set, char *text, size_t text_size) {
-    (void)text_size;
     char *line, *field[5];
     size_t size, sizes[5];
+    if (check_text(text, text_size) >= 0) return 1;
     while (next_line(&text, &line, &size)) {
         char *at = line, *end = line + size;
         int n = 0;

@@ -228,6 +228,10 @@ def test_hellaswag_and_multiple_choice(athanor, golden, tmp_path):
     assert "cut short" in error(athanor, "-m", model, "-bf", file, "--multiple-choice")
     lines.write_text("a\n7\nb\nc\nd\ne\n")
     assert "second line" in error(athanor, "-m", model, "-f", lines, "--hellaswag")
+    lines.write_bytes(b"a\n1\nb\nc\nd\ne\n\0a\n1\nb\nc\nd\ne\n")
+    assert "NUL byte at offset 12" in error(athanor, "-m", model, "-f", lines, "--hellaswag")
+    lines.write_bytes(b"1,a _ b,c,d,1\n\0")
+    assert "NUL byte at offset 14" in error(athanor, "-m", model, "-f", lines, "--winogrande")
 
 
 def test_winogrande(athanor, golden, tmp_path):
@@ -284,6 +288,26 @@ def test_bad_input(athanor, golden, text, tmp_path):
         base.write_bytes(whole[:at] + struct.pack("<i", value) + whole[at + 4:])
         assert "base.bin" in error(athanor, "-m", model, *kl)
     assert "no tasks" in error(athanor, "-m", model, "--hellaswag")
+    for most in (2**63 - 1, -1, 2**30):
+        assert f"-c {most} is out of range" in error(athanor, "-m", model, "-f", text, "-c", most, "--ppl-stride", 4)
+    assert "--ppl-stride" in error(athanor, "-m", model, "-f", text, "-c", 256, "--ppl-stride", 2**63 - 1)
+
+
+def test_rows_that_are_no_distributions(athanor, golden, tmp_path):
+    """The last row of the second window, made hostile; heads that rounding may leave are taken."""
+    model, base = golden / "qwen3/model.gguf", tmp_path / "base.bin"
+    write_base(base, [list(range(1, 17))] * 2, [np.full((7, 320), -np.log(320))] * 2, 320)
+    whole = base.read_bytes()
+    at = len(whole) - 2 * (320 + 4)
+    def with_row(scale, least, first=0):
+        base.write_bytes(whole[:at] + struct.pack("<2fH", scale, least, first) + whole[at + 10:])
+        return "-m", model, "--kl-divergence", "--kl-divergence-base", base
+    nan, inf = float("nan"), float("inf")
+    for row in ((nan, -5), (inf, -5), (0, nan), (0, -inf), (0, inf), (-1e-5, -5), (1e30, -5, 1), (0, 0.01), (16 / 65535, -15.9, 65535),
+                (0, -7), (3e38, -5, 65535)):
+        assert "base.bin: the row of window 2, position 14 " in error(athanor, *with_row(*row)), row
+    for row in ((0, -5.76832), (16 / 65535, -16 + 1e-5, 65535), (1e30, -5)):
+        perplexity(athanor, *with_row(*row))
 
 
 def test_interrupt(golden, text, tmp_path):
