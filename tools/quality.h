@@ -17,7 +17,8 @@ typedef struct quality_type {
     double bytes_per_token, bits;
     float *kld;       /* by scored position, window after window */
     float *nll_ratio; /* -ln p of the token that came, minus that of f16 */
-    bool *same_top;
+    float *same_top;  /* 1 or 0 */
+    uint64_t rows_compressed; /* read by the passes that hold scored positions of second halves */
     bool needles_done;
     int needles_found;
     double needle_nll; /* mean, of the answers' tokens */
@@ -41,15 +42,22 @@ typedef struct quality {
     size_t n_needle_head;
     int n_needles;
     size_t n_prompt, n_greedy; /* wanted */
+    bool test_failed;          /* needles or a continuation, after an error line */
     ath_progress progress;
     double done; /* in rows of prefill */
+    ath_outfile json, plot;
+    char logged[256]; /* the engine's last line */
 } quality;
 
-enum { QUALITY_DECODE_COST = 4 }; /* a token one by one, in rows of prefill: for the time left */
+enum {
+    QUALITY_DECODE_COST = 4, /* a token one by one, in rows of prefill: for the time left */
+    QUALITY_QUESTION = 128,  /* tokens that a question about a record takes at most, with its answer */
+};
 
 /* Each returns -1, or 1 after an error line; they stop early when ath_tool_interrupted is set. */
 int quality_run_windows(quality *q);
-int quality_prepare_needles(quality *q); /* needle_head; before the sessions are opened */
+/* needle_head, of n_needles records; before the sessions are opened. */
+int quality_prepare_needles(quality *q);
 int quality_run_needles(quality *q, quality_type *t);
 int quality_run_greedy(quality *q, quality_type *t);
 
@@ -79,7 +87,8 @@ void quality_bins(const quality *q, const quality_type *t, double mean[QUALITY_B
 /* False if out of memory. */
 bool quality_summarize(const quality *q, const quality_type *t, quality_result *out);
 void quality_print(const quality *q, const quality_result *results);
-cJSON *quality_json(const quality *q, const quality_result *results);
+/* known: without the types whose verdict is "unknown". */
+cJSON *quality_json(const quality *q, const quality_result *results, bool known);
 /* KLD by position, a line per type. */
 void quality_plot(const quality *q, FILE *file);
 

@@ -17,6 +17,7 @@ typedef struct limits {
 
 static const limits safe = {0.02, 0.93, 1.02, 0.03, 2, 0.15}, visible = {0.1, 0.85, 1.1, 0.15, 4, 0.4};
 enum { LEAST_DEPTH = 512, LEAST_FOUND = 16 }; /* below that a record more or less is chance */
+enum { SHOWING_CTX = 1024 }; /* most rows that second halves of such windows read are compressed */
 static const double small_kld = 0.002; /* growth below this is of no account */
 
 static void add_reason(char *reasons, size_t cap, const char *reason) {
@@ -47,7 +48,22 @@ static bool within(const limits *l, const quality *q, const quality_type *t, con
     return !reasons[0];
 }
 
+static bool is_plain(const char *type) {
+    return strcmp(type, "f32") == 0 || strcmp(type, "f16") == 0 || strcmp(type, "bf16") == 0;
+}
+
+/* Is there anything to judge by? If not, with a reason where there is one. */
+static bool is_known(const quality *q, const quality_type *t, quality_result *r) {
+    if (!r->n) return false;
+    if (t->rows_compressed || (is_plain(t->type_k) && is_plain(t->type_v))) return true;
+    snprintf(r->reasons, sizeof r->reasons, "no compressed row was read%s",
+             q->n_ctx < SHOWING_CTX ? ": -c 1024 or more shows what the type does" : "");
+    return false;
+}
+
 static void judge(const quality *q, const quality_type *t, quality_result *r) {
+    r->verdict = ath_class_name(ATH_CLASS_UNKNOWN);
+    if (!is_known(q, t, r)) return;
     char unused[sizeof r->reasons];
     ath_quality_class class = ATH_CLASS_BAD;
     if (within(&safe, q, t, r, r->reasons, sizeof r->reasons))
@@ -56,7 +72,7 @@ static void judge(const quality *q, const quality_type *t, quality_result *r) {
         class = ATH_CLASS_VISIBLE;
     else
         memcpy(r->reasons, unused, sizeof unused);
-    r->verdict = r->n ? ath_class_name(class) : ath_class_name(ATH_CLASS_UNKNOWN);
+    r->verdict = ath_class_name(class);
 }
 
 /* ---- figures */
@@ -121,30 +137,38 @@ void quality_bins(const quality *q, const quality_type *t, double mean[QUALITY_B
     }
 }
 
-/* Positions n_ctx/2 .. n_ctx - 2 of the windows, as llama-perplexity scores them. */
+/* Positions n_ctx/2 .. n_ctx - 2 of the windows, as llama-perplexity scores them. Their number; x [n_scored]. */
+static size_t second_halves(const quality *q, const float *all, float *x) {
+    size_t n = 0;
+    for (size_t i = 0; i < q->n_scored; i++)
+        if (i % (q->n_ctx - 1) >= q->n_ctx / 2) x[n++] = all[i];
+    return n;
+}
+
+static double mean_of(const float *x, size_t n) {
+    ath_moments m = {0};
+    for (size_t i = 0; i < n; i++) ath_add(&m, (double)x[i]);
+    return ath_mean_of(&m);
+}
+
 bool quality_summarize(const quality *q, const quality_type *t, quality_result *r) {
     *r = (quality_result){0};
-    float *kld = malloc((q->n_scored + 1) * sizeof *kld);
-    if (!kld) return false;
-    ath_moments mean = {0}, ratio = {0}, same = {0};
-    for (size_t i = 0; i < q->n_scored; i++) {
-        if (i % (q->n_ctx - 1) < q->n_ctx / 2) continue;
-        kld[r->n++] = t->kld[i];
-        ath_add(&mean, (double)t->kld[i]);
-        ath_add(&ratio, (double)t->nll_ratio[i]);
-        ath_add(&same, t->same_top[i]);
-    }
-    bool ok = ath_errors_by_block(kld, r->n, &r->kld_error);
-    ath_sort_floats(kld, r->n);
-    r->kld_mean = ath_mean_of(&mean);
-    r->kld_median = ath_percentile(kld, r->n, 0.5);
-    r->kld_p99 = ath_percentile(kld, r->n, 0.99);
-    r->kld_max = ath_percentile(kld, r->n, 1);
-    r->top1 = ath_mean_of(&same);
-    r->top1_error = ath_error_of(&same);
-    r->ppl_ratio = exp(ath_mean_of(&ratio));
-    r->ppl_ratio_error = r->ppl_ratio * ath_error_of(&ratio);
-    free(kld);
+    float *x = malloc((q->n_scored + 1) * sizeof *x);
+    if (!x) return false;
+    r->n = second_halves(q, t->same_top, x);
+    r->top1 = mean_of(x, r->n);
+    r->top1_error = ath_mean_error_by_block(x, r->n);
+    second_halves(q, t->nll_ratio, x);
+    r->ppl_ratio = exp(mean_of(x, r->n));
+    r->ppl_ratio_error = r->ppl_ratio * ath_mean_error_by_block(x, r->n);
+    second_halves(q, t->kld, x);
+    r->kld_mean = mean_of(x, r->n);
+    bool ok = ath_errors_by_block(x, r->n, &r->kld_error);
+    ath_sort_floats(x, r->n);
+    r->kld_median = ath_percentile(x, r->n, 0.5);
+    r->kld_p99 = ath_percentile(x, r->n, 0.99);
+    r->kld_max = ath_percentile(x, r->n, 1);
+    free(x);
     add_quarters(q, t, r);
     r->first_difference = first_difference(&q->f16, t);
     r->repetition = repetition_of(t);
@@ -306,7 +330,7 @@ static cJSON *type_json(const quality *q, const quality_type *t, const quality_r
     return json;
 }
 
-cJSON *quality_json(const quality *q, const quality_result *results) {
+cJSON *quality_json(const quality *q, const quality_result *results, bool known) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", q->info.path);
     cJSON_AddStringToObject(json, "name", q->info.name);
@@ -316,6 +340,7 @@ cJSON *quality_json(const quality *q, const quality_result *results) {
     cJSON_AddItemToObject(json, "f16", tests_json(q, &q->f16, cJSON_CreateObject()));
     cJSON *types = cJSON_AddArrayToObject(json, "types");
     for (int i = 0; i < q->n_types && q->n_scored; i++)
-        cJSON_AddItemToArray(types, type_json(q, &q->type[i], &results[i]));
+        if (!known || strcmp(results[i].verdict, ath_class_name(ATH_CLASS_UNKNOWN)) != 0)
+            cJSON_AddItemToArray(types, type_json(q, &q->type[i], &results[i]));
     return json;
 }

@@ -1,4 +1,5 @@
 /* athanor quality: windows of text side by side, records to be found again, a greedy continuation. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,21 +9,33 @@
 
 typedef struct pass {
     quality *q;
-    quality_type *t; /* NULL: the reference */
+    quality_type *t;
+    bool broken; /* row broken_at is the first with a NaN */
+    size_t broken_at;
 } pass;
 
+static void check_number(pass *p, size_t i, double x) {
+    if (!isnan(x) || p->broken) return;
+    p->broken = true;
+    p->broken_at = i;
+}
+
 static void keep_base(void *user, size_t i, const float *logits) {
-    quality *q = ((pass *)user)->q;
-    ath_log_probs(logits, q->n_vocab, q->base + i * q->n_vocab);
+    pass *p = user;
+    quality *q = p->q;
+    float *base = q->base + i * q->n_vocab;
+    ath_log_probs(logits, q->n_vocab, base);
+    check_number(p, i, (double)*base); /* one NaN makes all of them so */
 }
 
 static void score_row(void *user, size_t i, const float *logits) {
-    const pass *p = user;
+    pass *p = user;
     const quality *q = p->q;
     size_t at = q->n_scored + i, window = at / (q->n_ctx - 1), position = at % (q->n_ctx - 1);
     ath_score s;
     ath_score_row(logits, q->base + i * q->n_vocab, q->n_vocab, q->tokens[window * q->n_ctx + position + 1],
                   &s);
+    check_number(p, i, s.kld + s.nll);
     p->t->kld[at] = s.kld > 0 ? (float)s.kld : 0; /* below is rounding */
     p->t->nll_ratio[at] = (float)(s.nll - s.nll_base);
     p->t->same_top[at] = s.same_top;
@@ -33,16 +46,27 @@ static void worked(quality *q, double rows) {
     ath_progress_show(&q->progress, q->done);
 }
 
-/* The same rows through the reference and every type. */
-static int run_pass(quality *q, const ath_token *tokens, size_t n) {
+static uint64_t rows_compressed(const quality_type *t) {
+    ath_session_stats s;
+    ath_session_get_stats(t->session, &s);
+    return s.k_rows_compressed + s.v_rows_compressed;
+}
+
+/* The same rows, from position `at` of a window, through the reference and every type. */
+static int run_pass(quality *q, const ath_token *tokens, size_t at, size_t n) {
     ath_error err;
     for (int i = -1; i < q->n_types && !ath_tool_interrupted; i++) {
         quality_type *t = i < 0 ? &q->f16 : &q->type[i];
-        pass p = {q, t};
-        ath_status status =
-            ath_tool_evaluate(t->session, tokens, n, q->rows, 0, i < 0 ? keep_base : score_row, &p, &err);
+        pass p = {.q = q, .t = t};
+        uint64_t before = rows_compressed(t);
+        ath_status status = ath_tool_evaluate(t->session, tokens + at, n, q->rows, 0,
+                                              i < 0 ? keep_base : score_row, &p, &err);
         if (status == ATH_ERR_CANCELLED) return -1;
         if (status != ATH_OK) return ath_tool_fail("%s: %s", t->name, err.message);
+        if (p.broken)
+            return ath_tool_fail("%s: what the model gives at position %zu of window %zu is not a number",
+                                 t->name, at + p.broken_at, q->n_scored / (q->n_ctx - 1) + 1);
+        if (at + n > q->n_ctx / 2) t->rows_compressed += rows_compressed(t) - before;
         worked(q, (double)n);
     }
     if (!ath_tool_interrupted) q->n_scored += n;
@@ -58,7 +82,7 @@ int quality_run_windows(quality *q) {
         for (int i = 0; i < q->n_types; i++) ath_session_clear(q->type[i].session, 0);
         for (size_t at = 0, n; at < q->n_ctx - 1; at += n) {
             n = q->n_ctx - 1 - at < q->rows ? q->n_ctx - 1 - at : q->rows;
-            int code = run_pass(q, tokens + at, n);
+            int code = run_pass(q, tokens, at, n);
             if (code >= 0 || ath_tool_interrupted) return code;
         }
     }
@@ -112,6 +136,7 @@ int quality_prepare_needles(quality *q) {
     ath_token *tokens = ath_tool_tokens(q->engine, text, at, &n);
     free(text);
     if (!tokens) return 1;
+    free(q->needle_head);
     q->needle_head = malloc((n + filler) * sizeof *tokens);
     if (q->needle_head) {
         memcpy(q->needle_head, tokens, n * sizeof *tokens);

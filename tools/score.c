@@ -93,18 +93,23 @@ static double spread_of(const ath_moments *m) {
     return sqrt(ath_variance_of_mean(m) * (double)m->n);
 }
 
+double ath_mean_error_by_block(const float *x, size_t n) {
+    ath_moments means = {0};
+    for (size_t b = 0; b < n / ATH_SCORE_BLOCK; b++) {
+        double sum = 0;
+        for (size_t i = 0; i < ATH_SCORE_BLOCK; i++) sum += (double)x[b * ATH_SCORE_BLOCK + i];
+        ath_add(&means, sum / ATH_SCORE_BLOCK);
+    }
+    return ath_error_of(&means);
+}
+
 bool ath_errors_by_block(const float *x, size_t n, ath_block_errors *out) {
     *out = (ath_block_errors){0, 0, 0};
     size_t blocks = n / ATH_SCORE_BLOCK, size = blocks * ATH_SCORE_BLOCK;
     if (blocks < 2) return true;
     float *sample = malloc(size * sizeof *sample);
     if (!sample) return false;
-    ath_moments means = {0}, medians = {0}, p99s = {0};
-    for (size_t b = 0; b < blocks; b++) {
-        double sum = 0;
-        for (size_t i = 0; i < ATH_SCORE_BLOCK; i++) sum += (double)x[b * ATH_SCORE_BLOCK + i];
-        ath_add(&means, sum / ATH_SCORE_BLOCK);
-    }
+    ath_moments medians = {0}, p99s = {0};
     uint64_t state = 1;
     for (int r = 0; r < RESAMPLES; r++) {
         for (size_t b = 0; b < blocks; b++)
@@ -115,6 +120,6 @@ bool ath_errors_by_block(const float *x, size_t n, ath_block_errors *out) {
         ath_add(&p99s, ath_percentile(sample, size, 0.99));
     }
     free(sample);
-    *out = (ath_block_errors){ath_error_of(&means), spread_of(&medians), spread_of(&p99s)};
+    *out = (ath_block_errors){ath_mean_error_by_block(x, n), spread_of(&medians), spread_of(&p99s)};
     return true;
 }

@@ -46,5 +46,7 @@ typedef struct ath_block_errors {
  * means, the others from 100 bootstrap samples of blocks (seeded). 0 where there are fewer than two blocks;
  * false if out of memory. */
 bool ath_errors_by_block(const float *x, size_t n, ath_block_errors *out);
+/* The first of them alone. */
+double ath_mean_error_by_block(const float *x, size_t n);
 
 #endif

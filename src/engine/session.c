@@ -70,7 +70,7 @@ ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_
     s->n_seqs = p->n_seqs;
     if (p->n_ctx > e->model->n_ctx_train)
         ath_log_line(&e->log, ATH_LOG_WARN,
-                     "-c %lld is more than the %lld positions that the model was trained on: expect worse text behind them",
+                     "a context of %lld is more than the %lld positions that the model was trained on: expect worse text behind them",
                      (long long)p->n_ctx, (long long)e->model->n_ctx_train);
     s->n_ctx = ath_session_tokens(e->model, p->n_ctx);
     if (p->n_ctx > s->n_ctx)

@@ -88,7 +88,7 @@ def test_entry_points_count(plan, athanor, model, env):
 
 def test_a_context_beyond_the_trained_one_is_said(athanor, model, env):
     run = lambda n: athanor("completion", "-m", model, "-p", "a", "-n", 1, "-c", n, env=env).stderr.decode()
-    assert "-c 8192 is more than the 4096 positions" in run(8192) and "trained on" not in run(4096)
+    assert "a context of 8192 is more than the 4096 positions" in run(8192) and "trained on" not in run(4096)
 
 
 def test_never_below_three_bits_unless_told(plan):
@@ -110,7 +110,7 @@ def test_head_sizes_that_some_types_cannot_hold(athanor, tmp_path, env):
 @pytest.fixture
 def measure(athanor, model, env, tmp_path):
     """measure(types) lets athanor quality store verdicts, and returns their file."""
-    def call(types="q8_0", context=256):
+    def call(types="q8_0", context=512):
         done = athanor("quality", "-m", model, "-c", context, "--chunks", 1, "--greedy", 0, "--needles", 0, "--types", types, env=env)
         (file,) = (tmp_path / "cache/athanor/verdicts").glob("*.json")
         return file, done.stderr.decode()

@@ -33,9 +33,9 @@ def text(tmp_path):
 def quality(athanor, model, text, tmp_path):
     report = tmp_path / "report.json"
 
-    def call(*args, text=text):
+    def call(*args, text=text, **kw):
         report.unlink(missing_ok=True)
-        done = athanor("quality", "-m", model, *(["-f", text] if text else []), "--json", report, *args)
+        done = athanor("quality", "-m", model, *(["-f", text] if text else []), "--json", report, *args, **kw)
         return done.stdout.decode(), json.loads(report.read_text())
     return call
 
@@ -83,9 +83,16 @@ def test_quarters(quality, athanor, model, text, tmp_path):
     quarter = np.arange(767) * 4 // 767
     want = [kld[quarter == i].mean() for i in range(4)]
     assert report["types"][0]["kld_quarters"] == pytest.approx(want, rel=2e-3, abs=1e-6)
-    second = kld[384:]
-    blocks = second[:len(second) // 32 * 32].reshape(-1, 32).mean(1)
-    assert report["types"][0]["kld_se"] == pytest.approx(blocks.std(ddof=1) / np.sqrt(len(blocks)), rel=1e-2)
+
+    def block_error(x):
+        blocks = x[384:][:len(x[384:]) // 32 * 32].reshape(-1, 32).mean(1)
+        return blocks.std(ddof=1) / np.sqrt(len(blocks))
+    ids = np.array(file.read_text().split(), int)[1:]
+    at = np.arange(767)
+    (t,) = report["types"]
+    assert t["kld_se"] == pytest.approx(block_error(kld), rel=1e-2)
+    assert t["top1_se"] == pytest.approx(block_error((p.argmax(1) == q.argmax(1)).astype(float)), rel=1e-2)
+    assert t["ppl_ratio_se"] == pytest.approx(t["ppl_ratio"] * block_error((p - q)[at, ids]), rel=1e-2)
 
 
 def test_continuation(quality, athanor, model, text, tmp_path):
@@ -159,11 +166,91 @@ def test_built_in_text_and_defaults(athanor, model, tmp_path):
     assert svg.tag.endswith("svg") and len(svg.findall("{*}polyline")) == len(types)
     (stored,) = (tmp_path / "cache/athanor/verdicts").iterdir()
     assert [t["type"] for t in json.loads(stored.read_text())["types"]] == types
-    for context, kept in ((256, 512), (512, 512), (640, 640)):  # shorter windows replace nothing
+    for context, kept in ((384, 512), (512, 512), (640, 640)):  # shorter windows replace nothing
         done = athanor("quality", "-m", model, "-c", context, "--chunks", 1, "--types", "q8_0", "--greedy", 0, "--needles", 0, env=env)
         again = {t["type"]: t for t in json.loads(stored.read_text())["types"]}
         assert set(again) == set(types) and again["q8_0"]["context"] == kept and again["turbo3"]["context"] == 512
         assert (b"q8_0: the stored verdict stays, from windows of 512 tokens" in done.stderr) == (context < kept)
+
+
+@pytest.mark.parametrize("length", [16, 129, 256])
+def test_nothing_compressed_says_nothing(quality, model, tmp_path, length):
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    out, report = quality("-c", length, "--chunks", 2, "--types", "turbo2,q8_0/f16,f32/bf16", "--greedy", 0, "--needles", 0, env=env)
+    turbo2, mixed, plain = report["types"]
+    for t in (turbo2, mixed):
+        assert t["verdict"] == "unknown" and t["reasons"].startswith("no compressed row was read: -c 1024"), t
+    assert plain["verdict"] == "safe" and plain["reasons"] == ""
+    assert re.search(r"^turbo2 +unknown \(no compressed row was read", out, re.M)
+    (stored,) = (tmp_path / "cache/athanor/verdicts").iterdir()
+    assert [t["type"] for t in json.loads(stored.read_text())["types"]] == ["f32/bf16"]
+
+
+@pytest.mark.parametrize("flags", [("--debug-k-bias", "0:5=2"), ("--activations", "f32"), ("--rope-freq-base", 20000),
+                                   ("--rope-scaling", "none"), ("--yarn-orig-ctx", 64), ("--override-kv", "general.name=str:other")])
+def test_verdicts_of_changed_models_are_not_stored(athanor, model, tmp_path, flags):
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    run = lambda *more: athanor("quality", "-m", model, "-c", 320, "--chunks", 1, "--types", "q8_0", "--greedy", 0, "--needles", 0,
+                                *more, env=env).stderr.decode()
+    log = run(*flags)
+    assert f"{flags[0]}" in re.search(r"verdicts with (.*) are not the model's own", log)[1]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_failed_store_is_a_warning(athanor, model, tmp_path):
+    report, plot = tmp_path / "o.json", tmp_path / "o.svg"
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    done = athanor("quality", "-m", model, "-c", 320, "--chunks", 1, "--types", "q8_0", "--greedy", 0, "--needles", 0, "--json", report,
+                   "--plot", plot, env={**os.environ, "XDG_CACHE_HOME": str(blocked)})
+    assert "not kept for auto" in done.stderr.decode() and b"q8_0" in done.stdout
+    assert json.loads(report.read_text())["types"][0]["type"] == "q8_0" and plot.read_text().startswith("<svg")
+
+
+def test_outputs_are_opened_first_and_all_written(athanor, model, tmp_path):
+    json_file, plot = tmp_path / "o.json", tmp_path / "o.svg"
+    run = lambda *args: athanor("quality", "-m", model, "-c", 320, "--chunks", 1, "--types", "q8_0", *FAST, *args, check=False)
+    for bad in ("--json", "--plot"):
+        other, file = ("--plot", plot) if bad == "--json" else ("--json", json_file)
+        done = run(other, file, bad, tmp_path / "none/x")
+        assert done.returncode == 1 and b"none/x" in done.stderr and not done.stdout
+    assert not list(tmp_path.iterdir())
+    done = run("--json", "/dev/full", "--plot", plot)
+    assert done.returncode == 1 and b"/dev/full" in done.stderr and b"q8_0" in done.stdout and plot.exists()
+
+
+def test_learned_positions(athanor, golden, tmp_path):
+    """96 of them: windows, records and continuation are cut to that, and one line says so."""
+    report = tmp_path / "r.json"
+    for flags in ((), ("-c", 512, "--greedy", 300, "--needles", 20)):
+        done = athanor("quality", "-m", golden / "gpt2/model.gguf", "--chunks", 1, "--types", "f32,bf16", "--no-store", "--json", report,
+                       *flags)
+        r = json.loads(report.read_text())
+        assert r["context"] == 96 and r["f16"]["greedy"]["tokens"] == 48 and "needles" not in r["f16"]
+        log = done.stderr.decode()
+        assert log.count("a model of 96 positions: windows of 96, a continuation of 48, 0 records") == 1
+        assert "trained on" not in log
+
+
+def test_defaults_end_with_training(athanor, tmp_path):
+    """A length that was asked for goes further, and the warning of a longer context comes once."""
+    model = make_model(tmp_path / "m.gguf", Shape(head_dim=32, vocab=300, context=128, embd=32, ff=32))
+    report = tmp_path / "r.json"
+    run = lambda *args: athanor("quality", "-m", model, "--chunks", 1, "--types", "f32,bf16,q8_0", "--no-store", "--json", report, *args)
+    log = run().stderr.decode()
+    r = json.loads(report.read_text())
+    assert r["context"] == 128 and r["f16"]["greedy"]["tokens"] == 64 and "needles" not in r["f16"]
+    assert "windows of 128, a continuation of 64, 0 records" in log and "trained on" not in log
+    log = run("-c", 300, "--greedy", 4, "--needles", 0).stderr.decode()
+    assert json.loads(report.read_text())["context"] == 300
+    assert log.count("a context of 300 is more than the 128 positions") == log.count("trained on") == 1
+
+
+def test_nan_is_an_error(athanor, tmp_path):
+    broken = {"output_norm.weight": np.full(64, np.nan, np.float32)}
+    model = make_model(tmp_path / "m.gguf", Shape(head_dim=64, vocab=300), tensors=broken)
+    done = athanor("quality", "-m", model, "-c", 64, "--chunks", 1, "--types", "q8_0", *FAST, check=False)
+    assert done.returncode == 1 and b"f16: what the model gives at position 0 of window 1 is not a number" in done.stderr
 
 
 def test_bad_input(athanor, model, tmp_path):
@@ -179,6 +266,8 @@ def test_bad_input(athanor, model, tmp_path):
     assert "window" in error("-f", short, *FAST)
     assert "--needles" in error("--needles", 65) and "--greedy" in error("--greedy", -1)
     assert "out of range" in error("-c", 3)
+    odd = make_model(tmp_path / "odd.gguf", Shape(head_dim=24, vocab=300))
+    assert "--types" in error("-m", odd, *FAST)
 
 
 def test_interrupt(model, text, tmp_path):
@@ -193,3 +282,20 @@ def test_interrupt(model, text, tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and b"interrupted" in err and b"turbo3" in out
     assert 0 < json.loads(report.read_text())["positions"] and not (tmp_path / "cache").exists()
+
+
+def test_interrupt_in_a_first_half(tmp_path):
+    """Something was scored, but nothing that counts: no verdict, and no reasons for one."""
+    model = make_model(tmp_path / "m.gguf", Shape(head_dim=64, vocab=300, context=65536))
+    report, text = tmp_path / "r.json", tmp_path / "text.txt"
+    text.write_text("abc " * 16384)
+    command = [BUILD / "bin/athanor", "quality", "-m", model, "-f", text, "-c", 65536, "-ub", 32, "--json", report,
+               "--types", "turbo3", *FAST]
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert any(b"windows of" in line for line in process.stderr)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    r = json.loads(report.read_text())
+    assert process.returncode == 130 and r["positions"] == 0
+    assert [(t["verdict"], t["reasons"]) for t in r["types"]] == [("unknown", "")] and b"(another" not in out
