@@ -55,6 +55,17 @@ static ath_status create_cache(ath_session *s, const ath_session_params *p, ath_
 static ath_kv_type effective_k(const void *kv, int il) { return ath_kv_effective_k(kv, il); }
 static ath_kv_type effective_v(const void *kv, int il) { return ath_kv_effective_v(kv, il); }
 
+static void warn_of_length(const ath_session *s, int64_t wanted) {
+    const ath_log *log = &s->engine->log;
+    long long trained = s->engine->model->n_ctx_train, n_ctx = s->n_ctx;
+    if (wanted > n_ctx)
+        ath_log_line(log, ATH_LOG_WARN, "the model has learned %lld positions: the context ends there", n_ctx);
+    else if (wanted > trained)
+        ath_log_line(log, ATH_LOG_WARN,
+                     "a context of %lld is more than the %lld positions that the model was trained on: expect worse text behind them",
+                     (long long)wanted, trained);
+}
+
 ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_params *p, ath_error *err) {
     *out = NULL;
     if (!e->device) return ATH_FAIL(err, ATH_ERR_ARGUMENT, "the engine was opened for metadata only");
@@ -68,14 +79,7 @@ ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_
     }
     s->engine = e;
     s->n_seqs = p->n_seqs;
-    if (p->n_ctx > e->model->n_ctx_train)
-        ath_log_line(&e->log, ATH_LOG_WARN,
-                     "a context of %lld is more than the %lld positions that the model was trained on: expect worse text behind them",
-                     (long long)p->n_ctx, (long long)e->model->n_ctx_train);
     s->n_ctx = ath_session_tokens(e->model, p->n_ctx);
-    if (p->n_ctx > s->n_ctx)
-        ath_log_line(&e->log, ATH_LOG_WARN, "the model has learned no more: the context ends at %lld",
-                     (long long)s->n_ctx);
     ath_status status = create_cache(s, p, layers, err);
     free(layers);
     if (status == ATH_OK) status = create_buffers(s, p, err);
@@ -85,6 +89,7 @@ ath_status ath_session_open(ath_session **out, ath_engine *e, const ath_session_
     }
     ath_cache_describe(s->stats.type_k, sizeof s->stats.type_k, e->model->n_layers, effective_k, s->kv);
     ath_cache_describe(s->stats.type_v, sizeof s->stats.type_v, e->model->n_layers, effective_v, s->kv);
+    warn_of_length(s, p->n_ctx);
     *out = s;
     return ATH_OK;
 }

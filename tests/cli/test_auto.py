@@ -179,12 +179,12 @@ def test_broken_verdicts_are_left_out(plan, measure):
 def test_verdicts_that_make_no_sense_are_refused(plan, athanor, model, env, measure):
     file, _ = measure()
     file.unlink()
-    clean = plan("-c", 512)["types"]
+    clean = plan("-c", 512, "--kv-budget", 100)["types"]
     good = {"type": '"q8_0"', "verdict": '"safe"', "kld_mean": "0.01", "context": "4096"}
     for change in ({"kld_mean": "-5"}, {"kld_mean": "1e999"}, {"kld_mean": "null"}, {"verdict": '"exact"'}, {"verdict": '"unknown"'},
                    {"verdict": '"good"'}, {"context": "1e999"}, {"context": "0"}):
         file.write_text('{"types": [{%s}]}' % ", ".join(f'"{key}": {value}' for key, value in {**good, **change}.items()))
-        done = athanor("plan", "-m", model, "--json", "-c", 512, env=env)
+        done = athanor("plan", "-m", model, "--json", "-c", 512, "--kv-budget", 100, env=env)
         assert json.loads(done.stdout)["types"] == clean, change
         assert done.stderr.decode().count("1 left out of its verdicts") == 1, change
     write_verdicts(file, entry("f16", "not recommended", 0.7), entry("f16/f16", "visible", 0.3), entry("q8_0", "safe", 0.01))

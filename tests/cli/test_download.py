@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import time
 
@@ -31,7 +32,8 @@ def call(hub, tmp_path, *args, tool="inspect", env=None, start=False):
     env = {**clean, "HF_ENDPOINT": hub.url, "HOME": str(tmp_path), "no_proxy": "*", **(env or {})}
     command = [str(BUILD / "bin/athanor"), tool, *map(str, args), *(["-p", "a"] if tool == "tokenize" else [])]
     if start:
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell in the background ignores it
     return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
 
 
